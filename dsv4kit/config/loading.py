@@ -1,0 +1,156 @@
+"""From names and overrides to one checked `Settings` tree, with the source of every value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from dsv4kit.config.schema import Settings, Site
+from dsv4kit.config.tree import Tree, assign, merge
+from dsv4kit.errors import UserError, nearest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SITES = ROOT / "slurm" / "sites"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Override:
+    """One value of the user's: a dotted settings key, the value, and what it was written as (`STEPS=16`)."""
+
+    key: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A resolved profile; `sources` maps each dotted key to the file or variable its value came from."""
+
+    settings: Settings
+    sources: Mapping[str, str] = field(repr=False)
+
+
+def names(kind: str) -> list[str]:
+    """Names of the YAML files of one kind: hardware, models, recipes, profiles or sites."""
+    directory = SITES if kind == "sites" else HERE / kind
+    return sorted(path.stem for path in directory.glob("*.yaml"))
+
+
+def load_yaml(path: Path) -> Tree:
+    """One YAML mapping; a user error names file and line of what is wrong."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
+    return content
+
+
+def find(kind: str, name: str, variable: str) -> Path:
+    """The YAML file of that name; `variable` is what the user called it (HW, MODEL, ...)."""
+    known = names(kind)
+    if name not in known:
+        raise UserError(f"{variable}={name!r}: no such name; known: {', '.join(known)}{nearest(name, known)}")
+    return (SITES if kind == "sites" else HERE / kind) / f"{name}.yaml"
+
+
+def load_site(name: str) -> Site:
+    """The site of that name, or from the file where `name` is a path to a YAML file."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
+    tree = load_yaml(path)
+    return _validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
+
+
+def hardware_defaults(hardware: str) -> dict[str, str]:
+    """Model, recipe and site that go with a hardware where the user names none."""
+    path = find("hardware", hardware, "HW")
+    return dict(load_yaml(path).get("defaults", {}))
+
+
+def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Override] = ()) -> Resolved:
+    """The profile for hardware x model x recipe with the user's overrides on top, checked."""
+    layers = [
+        find("recipes", recipe, "RECIPE"),
+        find("models", model, "MODEL"),
+        find("hardware", hardware, "HW"),
+        _profile_for(hardware, model, recipe),
+    ]
+    tree: Tree = {}
+    sources: dict[str, str] = {}
+    for path in layers:
+        layer = load_yaml(path)
+        layer.pop("defaults", None)
+        layer.pop("for", None)
+        tree = merge(tree, layer, _shown(path), sources)
+    for override in overrides:
+        tree = assign(tree, override.key, override.value, override.source, sources)
+    return Resolved(_validate(Settings, tree, sources), sources)
+
+
+def _profile_for(hardware: str, model: str, recipe: str) -> Path:
+    """The one profile whose `for:` names these three."""
+    wanted = {"hardware": hardware, "model": model, "recipe": recipe}
+    found = []
+    for name in names("profiles"):
+        path = HERE / "profiles" / f"{name}.yaml"
+        combination = load_yaml(path).get("for", {})
+        if combination == wanted:
+            return path
+        found.append(" ".join(str(combination.get(key)) for key in wanted))
+    raise UserError(f"no profile for HW={hardware} MODEL={model} RECIPE={recipe}; there is: {'; '.join(found)}")
+
+
+def _shown(path: Path) -> str:
+    """The path as a user of the clone sees it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in tree.items():
+        keys.append(f"{prefix}{key}")
+        if isinstance(value, Mapping):
+            keys += _dotted(value, f"{prefix}{key}.")
+    return keys
+
+
+def _validate(model: type[M], tree: Tree, sources: Mapping[str, str]) -> M:
+    """`model` from the tree; the first problem becomes one line naming source, key, value and what is allowed."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        problem = min(error.errors(), key=lambda e: (e["type"] == "missing", len(e["loc"])))
+    dotted = ".".join(str(part) for part in problem["loc"])
+    source = next((s for key, s in sources.items() if key == dotted or key.startswith(f"{dotted}.")), None)
+    source = source or next((s for key, s in sources.items() if dotted.startswith(f"{key}.")), None) or model.__name__
+    if problem["type"] == "extra_forbidden":
+        allowed = _keys_at(model, problem["loc"][:-1])
+        hint = nearest(str(problem["loc"][-1]), allowed)
+        raise UserError(f"{source}: {dotted}: no such key; allowed here: {', '.join(allowed)}{hint}")
+    if problem["type"] == "missing":
+        raise UserError(f"{source}: {dotted}: not set")
+    message = problem["msg"][:1].lower() + problem["msg"][1:]
+    raise UserError(f"{source}: {dotted}={problem['input']!r}: {message}")
+
+
+def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
+    """Field names of the section at `location`."""
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)

@@ -1,0 +1,181 @@
+"""The typed shape of everything a profile says.
+
+A resolved profile is one `Settings` tree, merged from four kinds of YAML (recipe, model, hardware, profile) and the
+user's overrides. Unknown keys are refused. Units stand in the names: `_gib` is 2**30 bytes, `_s` seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+
+from dsv4kit.config import time_limit
+
+
+def _as_text(value: object) -> object:
+    """Environment values are text; YAML writes `1` and `true` without quotes."""
+    if isinstance(value, bool):
+        return str(int(value))
+    return str(value) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_as_text)]
+
+
+class Strict(BaseModel):
+    """A section of the settings: immutable, and closed to keys it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Hardware(Strict):
+    """One kind of node."""
+
+    name: str
+    description: str
+    device: Literal["cuda", "cpu"] = Field(description="what verl calls the device; `cpu` trains without any GPU")
+    gpus_per_node: PositiveInt = Field(description="GPUs of one node; logical ones on `cpu`")
+    cpus_per_node: PositiveInt = Field(description="CPUs Ray may hand out on one node, whatever Slurm's mask says")
+    min_memory_gib: PositiveFloat = Field(description="host memory that must be available on a node before it starts")
+    min_shm_gib: PositiveFloat = Field(description="free space /dev/shm needs: the object store lives there")
+
+
+class Model(Strict):
+    """The model to train."""
+
+    name: str
+    description: str
+    path: str | None = Field(description="directory with the weights; null only for a model the kit makes itself")
+    made_locally: bool = Field(default=False, description="the kit makes model and data on first use")
+
+
+class Recipe(Strict):
+    """What verl runs."""
+
+    name: str
+    description: str
+    module: str = Field(description="the unmodified verl module that is run as the driver")
+    config_name: str = Field(description="verl's Hydra configuration, as the wheel names it")
+
+
+class Data(Strict):
+    """Data sets and sizes of one step; lengths in tokens, batch in prompts."""
+
+    train_files: list[str] | None = Field(
+        description="parquet files; null for the data the kit makes for its own model"
+    )
+    val_files: list[str] | None = Field(description="parquet files, as train_files")
+    train_batch_size: PositiveInt = Field(description="prompts of one step")
+    max_prompt_length: PositiveInt
+    max_response_length: PositiveInt
+    seed: int = Field(description="order of the data; fixed, so that a resumed run sees the order it would have seen")
+
+
+class Rollout(Strict):
+    """Generation with vLLM."""
+
+    n: PositiveInt = Field(description="samples per prompt")
+    tensor_model_parallel_size: PositiveInt
+
+
+class Reward(Strict):
+    """A reward function of one's own; null takes verl's, chosen by the data's `data_source`."""
+
+    function_path: str | None = Field(description="Python file, or `pkg://module` for one of the kit's own")
+    function_name: str | None = None
+
+
+class Checkpoint(Strict):
+    """What is saved, and what a complete checkpoint therefore holds."""
+
+    contents: list[Literal["model", "optimizer", "extra"]] = Field(min_length=1)
+    directory: str | None = Field(default=None, description="verl's default_local_dir; null: checkpoints/ in the run")
+
+
+class Schedule(Strict):
+    """Length of the run and of its segments, in steps."""
+
+    steps: PositiveInt = Field(description="steps of the whole run")
+    segment_steps: PositiveInt = Field(description="steps one Slurm job advances the run by")
+    save_freq: PositiveInt = Field(description="steps between checkpoints; the last step of a segment is always saved")
+    time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
+        description="Slurm time limit of one segment, in Slurm's own notation"
+    )
+    nodes: PositiveInt = Field(description="nodes of the run")
+    nodes_multiple_of: PositiveInt = Field(default=1, description="legal node counts are multiples of this")
+
+
+class Ray(Strict):
+    """The Ray cluster inside one segment."""
+
+    object_store_gib: PositiveFloat
+    ready_deadline_s: PositiveInt = Field(description="all nodes must have joined by then, or the segment ends")
+
+
+class Watch(Strict):
+    """When a segment is ended from the outside."""
+
+    stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
+    max_attempts_without_progress: PositiveInt = Field(description="consecutive ones after which the chain stops")
+    sample_interval_s: PositiveFloat = Field(description="period of the memory sampler on every node")
+
+
+class Settings(Strict):
+    """One resolved profile."""
+
+    profile: str
+    description: str
+    hardware: Hardware
+    model: Model
+    recipe: Recipe
+    data: Data
+    rollout: Rollout
+    reward: Reward
+    checkpoint: Checkpoint
+    schedule: Schedule
+    ray: Ray
+    watch: Watch
+    deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
+    plugins: list[str] = Field(description="modules verl imports in every process (VERL_USE_EXTERNAL_MODULES)")
+    env: dict[str, Text] = Field(description="environment of every process on every node, set before Ray starts")
+    verl: dict[str, Any] = Field(description="verl's own keys, dotted, for what has no field here")
+
+
+class Container(Strict):
+    """How a site runs an image."""
+
+    runtime: Literal["none"] = Field(description="`none`: the node's own Python")
+
+
+class Network(Strict):
+    """Which network the nodes talk over."""
+
+    interface: str | None = Field(description="its address is given to Ray; null takes the address of the host name")
+
+
+class Slurm(Strict):
+    """What sbatch is told on this site."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    gpu_option: Literal["gpus-per-node", "gres", "none"] = Field(description="how GPUs are asked for here")
+    grace_s: PositiveInt = Field(description="the time-limit signal comes this long before the end")
+    requeue: bool = Field(description="let Slurm start the same segment again after a node failure")
+    extra: list[str] = Field(default=[], description="further sbatch options, as written after #SBATCH")
+
+
+class Site(Strict):
+    """One cluster."""
+
+    name: str
+    description: str
+    slurm: Slurm
+    container: Container
+    network: Network
+    python: str | None = Field(description="Python of the trainer's environment; null: the sandbox's own runtime")
+    scratch_dir: str = Field(
+        description="node-local directory for Ray's sockets and logs; short, see node/ray_cluster.py"
+    )
+    follow: bool = Field(description="`submit` stays and shows the run until it ends")

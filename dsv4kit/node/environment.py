@@ -1,0 +1,27 @@
+"""The environment of everything the agent starts: set before Ray, because a Ray worker inherits its raylet's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsv4kit.node.ray_cluster import FOREIGN_GPU_VARIABLES
+from dsv4kit.node.spec import NodeSpec
+
+
+def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path) -> dict[str, str]:
+    """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer."""
+    env = {key: value for key, value in base.items() if key not in FOREIGN_GPU_VARIABLES}
+    env |= {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",  # a directory called `ray` where a process happens to start must not shadow the package
+        "PYTHONNOUSERSITE": "1",  # nor must what somebody once installed into their home
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "HYDRA_FULL_ERROR": "1",
+        # verl opens this file anew at each start, hence one per attempt.
+        "VERL_FILE_LOGGER_PATH": str(attempt_dir / "metrics.jsonl"),
+    }
+    if spec.interface:
+        env |= {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface}
+    return env | spec.env

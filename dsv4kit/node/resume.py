@@ -1,0 +1,71 @@
+"""Where an attempt begins and ends, decided by node 0 from what is on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv4kit.node import ends, outcome
+from dsv4kit.node.attempt import Attempt
+from dsv4kit.node.files import read_json
+from dsv4kit.node.spec import NodeSpec
+from dsv4kit.trainer.checkpoint_repair import prepare_resume
+from dsv4kit.trainer.checkpoints import CheckpointError, read_tracker
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`plan.json` of an attempt: the step it resumes from and the step it ends with; `refusal` says why it must not run."""
+
+    start: int
+    target: int
+    actions: list[str]
+    refusal: list[str]
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+
+def plan(spec: NodeSpec, attempt: Attempt) -> Plan:
+    """Looks at the checkpoints, repairs what can be repaired, and fixes the steps of this attempt."""
+    close_lost_attempts(spec, attempt)
+    request = read_json(attempt.segment_dir / "request.json") or {}
+    asked = request if attempt.number == 0 else {}  # a restart of the segment goes on from where the first attempt got
+    high_water = max((past.reached for past in outcome.history(attempt.run_dir)), default=0)
+    try:
+        found = prepare_resume(
+            Path(spec.checkpoint_dir),
+            Path(spec.quarantine_dir),
+            high_water_step=high_water,
+            expected_contents=spec.checkpoint_contents,
+            from_step=asked.get("from_step"),
+            allow_restart=bool(asked.get("allow_restart")),
+            world_size=spec.nodes * spec.ray.gpus,
+        )
+    except CheckpointError as error:
+        return Plan(0, 0, [], [str(error), *error.evidence])
+    target = min(found.start_step + spec.segment_steps, spec.total_steps)
+    return Plan(found.start_step, target, list(found.actions), [])
+
+
+def close_lost_attempts(spec: NodeSpec, attempt: Attempt) -> None:
+    """Gives every earlier attempt that left no outcome (its node died) one that says so."""
+    for path in sorted(attempt.run_dir.glob("segments/[0-9]*/attempt-*")):
+        segment, number = int(path.parent.name), int(path.name.removeprefix("attempt-"))
+        if (segment, number) >= (attempt.segment, attempt.number) or (path / "outcome.json").exists():
+            continue
+        planned = read_json(path / "plan.json") or {"start": 0, "target": 0}
+        lost = outcome.Outcome(
+            segment=segment,
+            attempt=number,
+            job_id="",
+            start=planned["start"],
+            target=planned["target"],
+            reached=max(read_tracker(Path(spec.checkpoint_dir)) or 0, planned["start"]),
+            end=ends.LOST,
+            verdict=outcome.CONTINUE,
+            reason="the attempt left no outcome: its first node or the whole job was lost",
+        )
+        outcome.save(lost, path.parent)

@@ -1,0 +1,47 @@
+"""The run's own copy of what its nodes execute, so that a run never changes code halfway and any image can run it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from dsv4kit.config.loading import ROOT
+
+# Of the control plane only what the agents read checkpoints, metrics and logs with: standard library only.
+_PACKAGES = ("node", "plugin")
+_TRAINER = (
+    "__init__.py",
+    "checkpoint_files.py",
+    "checkpoint_repair.py",
+    "checkpoints.py",
+    "driver_log.py",
+    "metrics.py",
+    "retention.py",
+)
+_LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
+
+
+def freeze(destination: Path) -> None:
+    """Copies the node runtime to `destination`, which is put on PYTHONPATH in the job."""
+    package = destination / "dsv4kit"
+    package.mkdir(parents=True)
+    shutil.copy2(ROOT / "dsv4kit" / "__init__.py", package)
+    for name in _PACKAGES:
+        _copy(ROOT / "dsv4kit" / name, package / name)
+    (package / "trainer").mkdir()
+    for name in _TRAINER:
+        shutil.copy2(ROOT / "dsv4kit" / "trainer" / name, package / "trainer")
+    for name in _LIBRARIES:
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin)
+        if source.name == "__init__.py":
+            _copy(source.parent, destination / name)
+        else:
+            shutil.copy2(source, destination)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", "test_*", "*.pyc"))

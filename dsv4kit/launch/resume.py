@@ -1,0 +1,81 @@
+"""Going on with a run whose chain has ended: more segments, with the frozen kit, settings and site it began with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dsv4kit.config.schema import Settings, Site
+from dsv4kit.errors import UserError
+from dsv4kit.launch.chain import submit_segments
+from dsv4kit.launch.executor import SegmentExecutor
+from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.run_dir import ChainLink, RunDir
+from dsv4kit.launch.slurm import Slurm
+from dsv4kit.launch.state import read_state
+from dsv4kit.launch.submission import make_executor
+from dsv4kit.node.files import write_json, write_text
+from dsv4kit.trainer import checkpoints
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A resume, checked. `steps` is the new length of the run, `from_step` an older checkpoint to go back to."""
+
+    run: RunDir
+    slurm: Slurm
+    steps: int | None = None
+    from_step: int | None = None
+
+    def submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
+        """Submits as many segments as the remaining steps take."""
+        frozen = self.run.frozen()
+        settings = Settings.model_validate(frozen["settings"])
+        total = self.steps or settings.schedule.steps
+        start = self._start(settings, total)
+        settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
+        site = Site.model_validate(frozen["site"])
+        count = math.ceil((total - start) / settings.schedule.segment_steps)
+        first = max((link.segment for link in self.run.chain()), default=0) + 1
+
+        def executor(segment: int, after: str | None) -> SegmentExecutor:
+            return make_executor(SegmentScript(settings, site, self.run, segment), frozen["python"], self.slurm, after)
+
+        old_spec = self.run.node_spec()
+        write_json(self.run.path / "node.json", old_spec | {"total_steps": total})
+        request: dict[str, object] = {"from_step": self.from_step, "allow_restart": self.from_step == 0}
+        try:
+            links = submit_segments(
+                self.run,
+                range(first, first + count),
+                executor,
+                progress,
+                self.slurm,
+                request=request if self.from_step is not None else None,
+            )
+        except BaseException:
+            write_json(self.run.path / "node.json", old_spec)
+            raise
+        frozen["settings"] = settings.model_dump()
+        write_text(self.run.path / "run.yaml", yaml.safe_dump(frozen, sort_keys=False, allow_unicode=True))
+        return links
+
+    def _start(self, settings: Settings, total: int) -> int:
+        """The step the first new segment begins with; refuses a run that is still going or has nothing left to do."""
+        state = read_state(self.run, self.slurm)
+        if not state.over:
+            raise UserError(f"RUN={self.run.name}: is {state.verdict}; `make cancel RUN={self.run.name}` ends it first")
+        start = state.saved_step if self.from_step is None else self.from_step
+        if self.from_step:
+            directory = Path(self.run.node_spec()["checkpoint_dir"])
+            complete = [step.step for step in checkpoints.inspect(directory, settings.checkpoint.contents).complete]
+            if self.from_step not in complete:
+                shown = ", ".join(map(str, complete)) or "none"
+                raise UserError(f"FROM_STEP={self.from_step}: no complete checkpoint of that step; there are: {shown}")
+        if start >= total:
+            raise UserError(f"STEPS={total}: step {start} is saved already; a larger number goes on from there")
+        return start

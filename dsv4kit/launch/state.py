@@ -1,0 +1,179 @@
+"""The state of a run, read from its directory and Slurm's queue: what `status` shows and `submit` follows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsv4kit.errors import UserError
+from dsv4kit.launch.run_dir import ChainLink, RunDir
+from dsv4kit.launch.slurm import JobState, Slurm
+from dsv4kit.node import outcome
+from dsv4kit.node.files import read_json, read_json_lines
+from dsv4kit.node.outcome import Outcome
+from dsv4kit.trainer import checkpoints, metrics
+
+ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
+
+
+@dataclass(frozen=True)
+class SegmentState:
+    """One segment. Steps are absolute; `end_step` is what is saved; `seconds` tells where the time went, by phase."""
+
+    segment: int
+    job_id: str
+    state: str
+    reason: str
+    attempts: int
+    start_step: int | None
+    end_step: int | None
+    target_step: int | None
+    last_step: int | None
+    reward: float | None
+    step_s: float | None
+    end: str | None
+    evidence: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether Slurm is done with it."""
+        return self.state in ENDED
+
+
+@dataclass(frozen=True)
+class RunState:
+    """A run and its segments.
+
+    `verdict`: waiting, running, finished, stopped (by itself), incomplete (the chain is used up) or unknown.
+    """
+
+    run: str
+    directory: str
+    verdict: str
+    reason: str
+    saved_step: int
+    total_steps: int
+    last_reward: float | None
+    rewards: dict[int, float]
+    segments: list[SegmentState]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens by itself."""
+        return self.verdict not in ("waiting", "running")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def read_state(run: RunDir, slurm: Slurm) -> RunState:
+    """The state now; where Slurm does not answer, from what is on disk alone."""
+    chain = run.chain()
+    try:
+        jobs = slurm.states(link.job_id for link in chain)
+    except UserError as error:
+        jobs = {link.job_id: JobState("UNKNOWN", str(error)) for link in chain}
+    segments = [_segment(run, link, jobs.get(link.job_id)) for link in chain]
+    spec = run.node_spec()
+    saved = checkpoints.read_tracker(Path(spec["checkpoint_dir"])) or 0
+    rewards = _rewards(run)
+    verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"])
+    return RunState(
+        run=run.name,
+        directory=str(run.path),
+        verdict=verdict,
+        reason=reason,
+        saved_step=saved,
+        total_steps=spec["total_steps"],
+        last_reward=rewards[max(rewards)] if rewards else None,
+        rewards=rewards,
+        segments=segments,
+    )
+
+
+def attempts_of(run: RunDir, segment: int) -> list[Path]:
+    """Attempt directories of a segment, oldest first."""
+    found = run.segment(segment).glob("attempt-*")
+    return sorted(found, key=lambda path: int(path.name.removeprefix("attempt-")))
+
+
+def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState:
+    attempts = attempts_of(run, link.segment)
+    latest = attempts[-1] if attempts else None
+    planned = (latest and read_json(latest / "plan.json")) or {}
+    done = outcome.load(latest / "outcome.json") if latest else None
+    last = metrics.last_metrics(latest / "metrics.jsonl") if latest else None
+    state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
+    return SegmentState(
+        segment=link.segment,
+        job_id=link.job_id,
+        state=state.state,
+        reason=state.reason,
+        attempts=len(attempts),
+        start_step=planned.get("start"),
+        target_step=planned.get("target"),
+        end_step=done.reached if done else None,
+        last_step=last.step if last else None,
+        reward=last.data.get(metrics.REWARD) if last else None,
+        step_s=last.data.get(metrics.STEP_TIME) if last else None,
+        end=done.end if done else None,
+        evidence=done.evidence if done else [],
+        seconds=_seconds(latest, done) if latest else {},
+    )
+
+
+def _remembered_state(done: Outcome | None) -> str:
+    if done is None:
+        return "CANCELLED"  # it left nothing: it never ran
+    return "FAILED" if done.verdict == outcome.STOP else "COMPLETED"
+
+
+def _seconds(attempt: Path, done: Outcome | None) -> dict[str, float]:
+    """Seconds per phase of an attempt; the one still going on is left out."""
+    marks = read_json_lines(attempt / "phases.jsonl")
+    times = [(mark["phase"], mark["time"]) for mark in marks]
+    if done:
+        times.append(("over", done.ended))
+    return {phase: round(until - since, 1) for (phase, since), (_, until) in itertools.pairwise(times)}
+
+
+def _rewards(run: RunDir) -> dict[int, float]:
+    """Step -> mean reward over the whole run; a step done again counts by its later attempt."""
+    files = sorted(
+        run.path.glob("segments/[0-9]*/attempt-*/metrics.jsonl"), key=lambda path: _attempt_order(path.parent)
+    )
+    merged = metrics.merge(metrics.read_metrics(path) for path in files)
+    return {step.step: reward for step in merged if (reward := step.data.get(metrics.REWARD)) is not None}
+
+
+def _attempt_order(attempt: Path) -> tuple[int, int]:
+    return int(attempt.parent.name), int(attempt.name.removeprefix("attempt-"))
+
+
+def _verdict(segments: list[SegmentState], past: list[Outcome], saved: int, total: int) -> tuple[str, str]:
+    live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
+    if saved >= total and not any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
+        return "finished", f"all {total} steps are saved"
+    if any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
+        return "running", ""
+    if live:
+        return "waiting", live[0].reason
+    if past and past[-1].verdict == outcome.STOP:
+        return "stopped", past[-1].reason
+    if segments and all(segment.state == "UNKNOWN" for segment in segments):
+        return "unknown", segments[0].reason
+    return "incomplete", f"step {saved} of {total} is saved and no segment is left; `make resume` goes on"

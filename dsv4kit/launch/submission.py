@@ -1,0 +1,215 @@
+"""A run about to be submitted: what would be written and sent is made first, as values; only then anything happens."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import dsv4kit
+from dsv4kit.config.loading import ROOT, Resolved
+from dsv4kit.config.schema import Site
+from dsv4kit.errors import UserError
+from dsv4kit.launch.chain import submit_segments
+from dsv4kit.launch.executor import SegmentExecutor
+from dsv4kit.launch.freeze import freeze
+from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.slurm import Slurm
+from dsv4kit.node.files import write_json, write_text
+from dsv4kit.node.spec import Limits, NodeSpec, RayResources
+from dsv4kit.trainer import compose, overrides
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Everything `submit` needs, checked. `python` runs on the nodes; model and data are what the kit made, if it did."""
+
+    resolved: Resolved
+    site: Site
+    run: RunDir
+    slurm: Slurm
+    python: str
+    model_path: str = ""
+    data_dir: str = ""
+
+    @property
+    def segments(self) -> int:
+        """Segments the whole run takes."""
+        schedule = self.resolved.settings.schedule
+        return math.ceil(schedule.steps / schedule.segment_steps)
+
+    def check(self) -> None:
+        """Refuses what cannot work, before anything is written."""
+        settings = self.resolved.settings
+        schedule = settings.schedule
+        if schedule.nodes % schedule.nodes_multiple_of:
+            legal = [n for n in _neighbours(schedule.nodes, schedule.nodes_multiple_of) if n]
+            raise UserError(
+                f"NODES={schedule.nodes}: {settings.profile} needs a multiple of {schedule.nodes_multiple_of};"
+                f" nearest: {' and '.join(map(str, legal))}"
+            )
+        there = self.slurm.node_count(self.site.slurm.partition)
+        if schedule.nodes > there:
+            raise UserError(f"NODES={schedule.nodes}: the site {self.site.name} has {there} usable nodes")
+        for key, paths in (("model.path", [settings.model.path]), ("data", _data_files(settings.data))):
+            for path in paths:
+                _check_readable(key, path, self.resolved.sources)
+        if self.run.path.exists():
+            raise UserError(
+                f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
+            )
+        self.overrides()
+
+    def overrides(self) -> list[str]:
+        """verl's overrides as argv of the driver, checked against verl's own configuration."""
+        settings = self.resolved.settings
+        pairs = overrides.build(
+            settings,
+            run_name=self.run.name,
+            model_path=self.model_path,
+            data_dir=self.data_dir,
+            run_dir=str(self.run.path),
+            kit_dir=str(self.run.kit),
+        )
+        sources = {key: self.resolved.sources.get(f"verl.{key}", settings.profile) for key in pairs}
+        return compose.Tree(settings.recipe.config_name).render(pairs, sources)
+
+    def node_spec(self) -> NodeSpec:
+        """What the agents are told."""
+        settings, run = self.resolved.settings, self.run.path
+        checkpoints = overrides.checkpoint_dir(settings, str(run))
+        return NodeSpec(
+            run=self.run.name,
+            run_dir=str(run),
+            nodes=settings.schedule.nodes,
+            total_steps=settings.schedule.steps,
+            segment_steps=settings.schedule.segment_steps,
+            checkpoint_dir=checkpoints,
+            quarantine_dir=str(run / "quarantine"),
+            checkpoint_contents=list(settings.checkpoint.contents),
+            module=settings.recipe.module,
+            overrides=self.overrides(),
+            env={**settings.env, "VERL_USE_EXTERNAL_MODULES": ",".join(settings.plugins)},
+            interface=self.site.network.interface,
+            scratch_dir=self.site.scratch_dir,
+            sample_interval_s=settings.watch.sample_interval_s,
+            ray=RayResources(
+                cpus=settings.hardware.cpus_per_node,
+                gpus=settings.hardware.gpus_per_node,
+                object_store_bytes=int(settings.ray.object_store_gib * _GIB),
+                ready_deadline_s=settings.ray.ready_deadline_s,
+            ),
+            limits=Limits(
+                min_memory_bytes=int(settings.hardware.min_memory_gib * _GIB),
+                min_shm_bytes=int(settings.hardware.min_shm_gib * _GIB),
+                stall_s=settings.watch.stall_s,
+                max_attempts_without_progress=settings.watch.max_attempts_without_progress,
+            ),
+        )
+
+    def frozen(self) -> dict[str, Any]:
+        """`run.yaml`."""
+        return {
+            "run": self.run.name,
+            "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "settings": self.resolved.settings.model_dump(),
+            "sources": dict(self.resolved.sources),
+            "site": self.site.model_dump(),
+            "python": self.python,
+            "versions": {
+                "dsv4kit": dsv4kit.__version__,
+                "commit": _commit(),
+                "verl configuration": importlib.metadata.version("verl"),
+                "submitit": importlib.metadata.version("submitit"),
+            },
+        }
+
+    def dry_run(self) -> str:
+        """What would be submitted: the first script, the commands of the chain, and what the agents would be told."""
+        executor = self._executor(1, None)
+        parts = [f"# {self.run.segment(1)}/segment.sbatch", executor.script_text()]
+        parts.append("# submitted as (each segment has its own copy of the script)")
+        for segment in range(1, self.segments + 1):
+            after = f"<job id of segment {segment - 1}>" if segment > 1 else None
+            argv = self._executor(segment, after).sbatch_command(f"{self.run.segment(segment)}/segment.sbatch")
+            parts.append(shlex.join(argv))
+        parts += [
+            "",
+            f"# {self.run.path}/node.json",
+            yaml.safe_dump(self.node_spec().as_dict(), sort_keys=False, width=200),
+        ]
+        return "\n".join(parts)
+
+    def submit(self, progress: Callable[[str], None]) -> None:
+        """Writes the run directory and submits the chain. On any failure nothing of it is left."""
+        staging = self.run.path.with_name(f".{self.run.name}.{os.getpid()}")
+        spec = self.node_spec()
+        try:
+            freeze(staging / "kit")
+            write_json(staging / "node.json", spec.as_dict())
+            write_text(staging / "run.yaml", yaml.safe_dump(self.frozen(), sort_keys=False, allow_unicode=True))
+            staging.rename(self.run.path)
+        except BaseException:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        try:
+            submit_segments(self.run, range(1, self.segments + 1), self._executor, progress)
+        except BaseException:
+            shutil.rmtree(self.run.path, ignore_errors=True)
+            raise
+
+    def _executor(self, segment: int, after: str | None) -> SegmentExecutor:
+        script = SegmentScript(self.resolved.settings, self.site, self.run, segment)
+        return make_executor(script, self.python, self.slurm, after)
+
+
+def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
+    """The executor of one segment; a user error where there is no Slurm."""
+    folder = script.run.segment(script.segment) / "submitit"
+    try:
+        return SegmentExecutor(folder, script, python, slurm.job_environment, after)
+    except RuntimeError:
+        raise UserError("Slurm is not reachable: there is no srun on this machine's PATH") from None
+
+
+def _data_files(data: Any) -> list[str]:
+    return [*(data.train_files or []), *(data.val_files or [])]
+
+
+def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> None:
+    """A path the nodes will read must be absolute, and there as seen from here."""
+    if path is None:
+        return
+    source = next((s for k, s in sources.items() if k.startswith(key)), key)
+    if not path.startswith("/"):
+        raise UserError(f"{source}: {path!r}: the nodes need an absolute path on the shared file system")
+    if not os.access(path, os.R_OK):
+        problem = "cannot be read" if os.path.exists(path) else "does not exist"
+        raise UserError(f"{source}: {path!r} {problem}")
+
+
+def _neighbours(nodes: int, multiple: int) -> tuple[int, int]:
+    below = nodes // multiple * multiple
+    return below, below + multiple
+
+
+def _commit() -> str:
+    """State of the kit's clone: commit, and whether it was changed since."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

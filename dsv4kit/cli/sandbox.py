@@ -1,0 +1,82 @@
+"""`dsv4kit sandbox`: a real Slurm cluster on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `sandbox` and its verbs."""
+    parser = subparsers.add_parser("sandbox", help="a real Slurm cluster on this machine (needs root)")
+    verbs = parser.add_subparsers(dest="sandbox_verb", required=True, metavar="VERB")
+
+    def verb(name: str, text: str) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
+        return added
+
+    up = verb("up", "bring the cluster up; does nothing when it is up already")
+    up.add_argument("--nodes", type=int, default=4, help="number of nodes (default: %(default)s)")
+    up.add_argument("--gpus-per-node", type=int, default=1, help="fake GPUs per node (default: %(default)s)")
+    up.add_argument("--cpus-per-node", type=int, default=8, help="CPUs a node claims (default: %(default)s)")
+    up.add_argument("--memory-mb", type=int, default=0, help="MiB a node claims (default: a share of this machine's)")
+    up.add_argument(
+        "--share",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="directory below /tmp, /run or /dev/shm that all nodes see; may be repeated",
+    )
+    down = verb("down", "take the cluster down; logs and job numbers stay")
+    down.add_argument("--wipe", action="store_true", help="remove logs and job numbers too")
+    status = verb("status", "show nodes and their state")
+    status.add_argument("--json", action="store_true", help="machine-readable")
+    execute = verb("exec", "run a command on a node: exec NODE -- COMMAND...")
+    execute.add_argument("node")
+    execute.add_argument("command", nargs="+")
+    verb("kill-node", "power a node off").add_argument("node")
+    verb("start-node", "power a node on").add_argument("node")
+    partition = verb("partition", "cut a node's network")
+    partition.add_argument("node")
+    partition.add_argument("--heal", action="store_true", help="connect it again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb; returns the exit code."""
+    import json
+
+    from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
+
+    if args.sandbox_verb == "up":
+        spec = SandboxSpec(
+            name=args.name,
+            nodes=args.nodes,
+            gpus_per_node=args.gpus_per_node,
+            cpus_per_node=args.cpus_per_node,
+            memory_mb=args.memory_mb,
+        )
+        print(Sandbox.up(spec, share=args.share).status().table())
+        return 0
+    if args.sandbox_verb == "down":
+        found = Sandbox.take_down(args.name, wipe=args.wipe)
+        print(f"sandbox {args.name}: " + ("taken down" if found else "nothing to take down"))
+        return 0
+    sandbox = Sandbox.require(args.name)
+    if args.sandbox_verb == "status":
+        status = sandbox.status()
+        print(json.dumps(status.as_dict(), indent=2) if args.json else status.table())
+        return 0 if status.state == "up" else 1
+    if args.sandbox_verb == "exec":
+        sys.stdout.flush()
+        code = sandbox.exec(args.node, args.command).returncode
+        return code if code >= 0 else 128 - code
+    if args.sandbox_verb == "kill-node":
+        sandbox.kill_node(args.node)
+    elif args.sandbox_verb == "start-node":
+        sandbox.start_node(args.node)
+    else:
+        sandbox.partition(args.node, up=args.heal)
+    return 0

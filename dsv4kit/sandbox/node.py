@@ -1,0 +1,101 @@
+"""One node: a set of namespaces with a slurmd in it, switched on and off like a machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsv4kit.errors import UserError
+from dsv4kit.sandbox import processes
+from dsv4kit.sandbox.host import last_line, must, poll, system_env
+from dsv4kit.sandbox.network import Network
+from dsv4kit.sandbox.processes import Process
+from dsv4kit.sandbox.spec import Layout
+
+POWER_ON_DEADLINE_S = 20
+NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
+
+
+class Node:
+    """A node of the sandbox; it need not be running."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        self.layout = layout
+        self.name = name
+
+    def init(self) -> Process | None:
+        """Pid 1 of the running node."""
+        for process in processes.find(self.layout, self.name):
+            if processes.namespace_pid(process) == 1:
+                return process
+        return None
+
+    @property
+    def is_running(self) -> bool:
+        return self.init() is not None
+
+    def has_slurmd(self) -> bool:
+        """True while the node runs and its slurmd does."""
+        init = self.init()
+        if init is None:
+            return False
+        root = view(init)
+        try:
+            pid = int((root / "run/slurmd.pid").read_text())
+            return (root / f"proc/{pid}/comm").read_text().strip() == "slurmd"
+        except (OSError, ValueError):
+            return False
+
+    def begin_power_on(self, cgroup: Path | None) -> None:
+        """Start the node's first process and return; `wait_power_on` waits for its slurmd. `cgroup`: its freezer."""
+        directory = self.layout.node_dir(self.name)
+        for name in ("tmp", "run"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / "tmp").chmod(0o1777)
+        self.layout.off_mark(self.name).unlink(missing_ok=True)
+        if cgroup:
+            cgroup.mkdir(parents=True, exist_ok=True)
+        environment = {"SLURM_CONF": str(self.layout.slurm_conf), **processes.mark(self.layout, self.name)}
+        script = self.layout.state_dir / "bin" / "node_init.sh"
+        space = Network(self.layout).namespace(self.name)
+        # Without a session, a terminal or a pipe of ours the node outlives this process.
+        argv = ["setsid", "--fork", str(script), "power-on", space, str(cgroup or "")]
+        must(argv, env=system_env(environment))
+
+    def wait_power_on(self) -> None:
+        def settled() -> bool:
+            return self.has_slurmd() or not processes.find(self.layout, self.name)
+
+        poll(settled, POWER_ON_DEADLINE_S)
+        if not self.has_slurmd():
+            logs = [self.layout.log(self.name), self.layout.log(f"slurmd.{self.name}")]
+            log = next((log for log in logs if log.exists() and log.stat().st_size), logs[0])
+            raise UserError(f"{self.name} of sandbox {self.layout.name} did not start: {last_line(log)} ({log})")
+
+    def power_off(self) -> None:
+        """SIGKILL everything on the node; the kernel ends a pid namespace with its first process."""
+        processes.kill_all(self.layout, self.name)
+
+    def enter(self, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` on the node, in the current directory where the node sees it, else in /."""
+        init = self.init()
+        if init is None:
+            raise UserError(
+                f"{self.name} is powered off: `dsv4kit sandbox start-node {self.name} --name {self.layout.name}`"
+            )
+        here = os.getcwd()
+        directory = here if same_directory(Path(here), view(init, here)) else "/"
+        return ["nsenter", "--target", str(init.pid), *NAMESPACES, "--", "env", "-C", directory, *argv]
+
+
+def view(init: Process, path: str | Path = "/") -> Path:
+    """A path of the node as seen from the host."""
+    return Path(f"/proc/{init.pid}/root/{str(path).lstrip('/')}")
+
+
+def same_directory(first: Path, second: Path) -> bool:
+    try:
+        return os.path.samestat(first.stat(), second.stat())
+    except OSError:
+        return False

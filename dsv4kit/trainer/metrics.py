@@ -1,0 +1,179 @@
+"""Training metrics: the JSONL that verl's file logger writes, one file per attempt, and the names in it.
+
+A line is `{"step": 3, "data": {"critic/score/mean": 0.04, ...}}`, NaN as null (verl 0.9.1 utils/tracking.py
+`FileLogger`). The logger truncates its file at every start, hence one file per attempt; a killed attempt may leave half
+a last line. One step can have several lines: SFT logs `val/loss` apart, PPO logs the first validation under the step it
+resumed from.
+
+Standard library only; used on the compute nodes and by the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# ---- names in verl's V1 trainer; the unit of a value is named where it is not a plain number
+GLOBAL_STEP = "training/global_step"
+EPOCH = "training/epoch"
+REWARD = "critic/score/mean"
+REWARD_MAX = "critic/score/max"
+REWARD_MIN = "critic/score/min"
+ADVANTAGE_MAX = "critic/advantages/max"
+ADVANTAGE_MIN = "critic/advantages/min"
+RESPONSE_LENGTH = "response_length/mean"  # tokens
+RESPONSE_LENGTH_MAX = "response_length/max"  # tokens
+RESPONSE_AT_BATCH_MAX = "response_length/clip_ratio"  # share as long as the longest of the batch; NOT "hit the limit"
+RESPONSE_ABORTED = "response/aborted_ratio"
+PROMPT_LENGTH = "prompt_length/mean"  # tokens
+STEP_TIME = "timing_s/step"  # seconds: generation, update, save and weight sync; without validation
+STEP_TIME_PERF = "perf/time_per_step"  # seconds, the same value
+GENERATION_TIME = "timing_s/gen"  # seconds
+OLD_LOG_PROB_TIME = "timing_s/old_log_prob"  # seconds
+REFERENCE_TIME = "timing_s/ref"  # seconds
+UPDATE_TIME = "timing_s/update_actor"  # seconds
+SAVE_TIME = "timing_s/save_checkpoint"  # seconds
+WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
+VALIDATION_TIME = "timing_s/testing"  # seconds
+THROUGHPUT = "perf/throughput"  # tokens per second and GPU
+TOTAL_TOKENS = "perf/total_num_tokens"
+ACTOR_MFU = "perf/mfu/actor"
+ENTROPY = "actor/entropy"
+POLICY_LOSS = "actor/pg_loss"
+CLIP_FRACTION = "actor/pg_clipfrac"
+KL = "actor/ppo_kl"
+GRAD_NORM = "actor/grad_norm"
+LEARNING_RATE = "actor/lr"
+# Memory of the ranks that return outputs, i.e. the last pipeline stage; the first stage's peak is in none of them.
+GPU_MEMORY_PEAK = "actor/perf/max_memory_allocated_gb"  # GiB
+GPU_MEMORY_RESERVED = "actor/perf/max_memory_reserved_gb"  # GiB
+HOST_MEMORY = "actor/perf/cpu_memory_used_gb"  # GiB
+ROLLOUT_PEARSON = "training/rollout_actor_probs_pearson_corr"  # needs rollout.calculate_log_probs
+ROLLOUT_DIFF_MAX = "training/rollout_probs_diff_max"
+VALIDATION_PREFIX = "val-core/"
+SFT_LOSS = "train/loss"
+SFT_GRAD_NORM = "train/grad_norm"
+SFT_LEARNING_RATE = "train/lr"
+SFT_MFU = "train/mfu"
+SFT_TOKENS = "train/global_tokens"
+SFT_VALIDATION_LOSS = "val/loss"
+
+_TRAINED = (GLOBAL_STEP, SFT_LOSS)
+_TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")
+_BLOCK_BYTES = 1 << 16
+_TAIL_LIMIT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """The metrics of one step; a value of None was NaN or infinite."""
+
+    step: int
+    data: Mapping[str, float | None]
+
+    @property
+    def trained(self) -> bool:
+        """Whether the step was trained here, and not only validated."""
+        return any(name in self.data for name in _TRAINED)
+
+
+def parse_line(line: bytes | str) -> StepMetrics | None:
+    """One line of the file, or None where it is no whole record (half written, garbage, another program's)."""
+    try:
+        record = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("data"), dict):
+        return None
+    step = record.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return None
+    return StepMetrics(step, {k: v for k, v in record["data"].items() if v is None or isinstance(v, (int, float))})
+
+
+def read_metrics(path: Path) -> list[StepMetrics]:
+    """All steps of one attempt, ascending; lines of the same step put together, the later value winning.
+
+    A file that does not exist (yet) has no steps; lines that are no whole record are passed over.
+    """
+    steps: dict[int, dict[str, float | None]] = {}
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if record := parse_line(line):
+                    steps.setdefault(record.step, {}).update(record.data)
+    except FileNotFoundError:
+        return []
+    return [StepMetrics(step, data) for step, data in sorted(steps.items())]
+
+
+def merge(attempts: Iterable[Sequence[StepMetrics]]) -> list[StepMetrics]:
+    """One curve from all attempts, given in the order they ran: a step trained again replaces what was there.
+
+    A record that only validates (the first validation of a resumed attempt) adds to the step instead of replacing it.
+    """
+    steps: dict[int, StepMetrics] = {}
+    for attempt in attempts:
+        for record in attempt:
+            before = steps.get(record.step)
+            if before is None or record.trained:
+                steps[record.step] = record
+            else:
+                steps[record.step] = StepMetrics(record.step, {**before.data, **record.data})
+    return [steps[step] for step in sorted(steps)]
+
+
+def last_metrics(path: Path) -> StepMetrics | None:
+    """The last step in the file, read from its end (a few blocks, whatever its size); None where there is none."""
+    last: StepMetrics | None = None
+    try:
+        for line in _lines_from_end(path):
+            record = parse_line(line)
+            if record is None:
+                continue
+            if last is not None and record.step != last.step:
+                break
+            last = record if last is None else StepMetrics(last.step, {**record.data, **last.data})
+    except FileNotFoundError:
+        return None
+    return last
+
+
+def last_step(path: Path) -> int | None:
+    """The last step in the file. A metrics line is written after the step's checkpoint and weight sync."""
+    last = last_metrics(path)
+    return last.step if last else None
+
+
+def non_timing(data: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Without everything that depends on the clock or the machine: what two equal trainings must agree in."""
+    return {name: value for name, value in data.items() if not any(mark in name for mark in _TIMING_MARKS)}
+
+
+def differing(one: Mapping[str, float | None], other: Mapping[str, float | None]) -> list[str]:
+    """Non-timing names whose values differ, or that only one has; exact comparison, NaN equal to NaN."""
+    one, other = non_timing(one), non_timing(other)
+    return sorted(k for k in one.keys() | other.keys() if k not in one or k not in other or one[k] != other[k])
+
+
+def _lines_from_end(path: Path) -> Iterator[bytes]:
+    """The lines of `path`, last first, without reading more of it than is asked for (64 MiB at most)."""
+    with open(path, "rb") as file:
+        position = file.seek(0, os.SEEK_END)
+        stop = max(0, position - _TAIL_LIMIT_BYTES)
+        pieces: list[bytes] = []  # of the line that began before `position`, last piece first
+        while position > stop:
+            size = min(_BLOCK_BYTES, position - stop)
+            position -= size
+            file.seek(position)
+            first, *rest = file.read(size).split(b"\n")
+            if not rest:
+                pieces.append(first)
+                continue
+            yield rest[-1] + b"".join(reversed(pieces))
+            yield from reversed(rest[:-1])
+            pieces = [first]
+        yield b"".join(reversed(pieces))

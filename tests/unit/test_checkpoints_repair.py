@@ -5,6 +5,7 @@ The two promises: a run that has saved is never silently started over, and verl 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from dsv4kit.trainer import checkpoint_repair as repair
 from dsv4kit.trainer.checkpoint_repair import CheckpointLost, CheckpointMismatch, ResumeDecision, prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError, inspect, read_tracker, record_sizes
+from dsv4kit.trainer.checkpoints import CheckpointError, inspect, read_tracker, record_sizes, write_tracker
 
 
 @pytest.fixture
@@ -457,3 +458,16 @@ def test_whatever_is_on_disk_no_silent_restart_and_no_incomplete_step(
             c for n, c in after.items() if trees.TRACKER not in n
         ), "nothing is deleted"
         assert prepare(run, high_water_step=high_water, allow_restart=allow_restart).start_step == start, "settled"
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_tracker_is_never_seen_half_written(tmp_path: Path, after: bool) -> None:
+    seen = set()
+    for call_number in range(1, 6):
+        trees.tracker(tmp_path, 40)
+        with pytest.MonkeyPatch.context() as patch:
+            next(killed_at(patch, call_number, after=after))
+            with contextlib.suppress(Killed):
+                write_tracker(tmp_path, 1234567)
+        seen.add((tmp_path / trees.TRACKER).read_text())
+    assert seen == {"40", "1234567"}

@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from dsv4kit.config import time_limit
 
@@ -39,6 +48,49 @@ class Hardware(Strict):
     cpus_per_node: PositiveInt = Field(description="CPUs Ray may hand out on one node, whatever Slurm's mask says")
     min_memory_gib: PositiveFloat = Field(description="host memory that must be available on a node before it starts")
     min_shm_gib: PositiveFloat = Field(description="free space /dev/shm needs: the object store lives there")
+    hbm_usable_gib: PositiveFloat | None = Field(
+        default=None, description="memory of one GPU as the driver shows it; null: the planner says nothing here"
+    )
+    memory_per_numa_node_gb: PositiveFloat | None = Field(
+        default=None, description="host memory of one CPU NUMA node, nominal"
+    )
+    cpu_numa_nodes: list[NonNegativeInt] = Field(
+        default=[0], description="NUMA nodes that are CPU memory; on Grace the GPUs' memory has nodes of its own"
+    )
+    nvlink_domain_gpus: PositiveInt | None = Field(default=None, description="GPUs that reach each other over NVLink")
+    cores_per_node: PositiveInt | None = Field(default=None, description="physical CPU cores of one node")
+    sm_architecture: PositiveInt | None = Field(default=None, description="compute capability, 90 for 9.0")
+    cpu_architecture: Literal["x86_64", "aarch64"] | None = Field(default=None, description="as `uname -m` says")
+    scratch_gb: PositiveFloat | None = Field(default=None, description="node-local scratch, nominal")
+    pinned_counts_as_used: bool = Field(
+        default=True, description="whether the `used` of the usual tools includes pinned memory here"
+    )
+
+
+class Geometry(Strict):
+    """Shape of a DeepSeek-V4 model; names after its `config.json` where that has one."""
+
+    num_layers: PositiveInt = Field(description="decoder layers, without the MTP layer")
+    mtp_layers: NonNegativeInt = Field(description="multi-token-prediction layers after them")
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    head_dim: PositiveInt
+    q_lora_rank: PositiveInt
+    o_groups: PositiveInt
+    o_lora_rank: PositiveInt
+    index_heads: PositiveInt
+    index_head_dim: PositiveInt
+    num_experts: PositiveInt = Field(description="routed experts of one layer")
+    shared_experts: NonNegativeInt
+    experts_per_token: PositiveInt
+    moe_intermediate_size: PositiveInt
+    hash_layers: NonNegativeInt = Field(description="leading layers routed by token id; all in pipeline stage 0")
+    compress_ratios: list[Literal[0, 4, 128]] = Field(
+        description="per layer, MTP layers last: 0 sliding window (SWA), 4 sparse (CSA), 128 heavy compression (HCA)"
+    )
+    sliding_window: PositiveInt
+    hyper_connections: PositiveInt = Field(description="residual streams (hc_mult)")
+    vocab_size: PositiveInt
 
 
 class Model(Strict):
@@ -48,6 +100,7 @@ class Model(Strict):
     description: str
     path: str | None = Field(description="directory with the weights; null only for a model the kit makes itself")
     made_locally: bool = Field(default=False, description="the kit makes model and data on first use")
+    geometry: Geometry | None = Field(default=None, description="null: the planner has nothing to say about the model")
 
 
 class Recipe(Strict):
@@ -91,6 +144,11 @@ class Checkpoint(Strict):
 
     contents: list[Literal["model", "optimizer", "extra"]] = Field(min_length=1)
     directory: str | None = Field(default=None, description="verl's default_local_dir; null: checkpoints/ in the run")
+    dist_checkpoint_path: str | None = Field(
+        default=None,
+        description="Megatron shards to load the base weights from; with it the model is saved as bf16 shards too,"
+        " not as a quantised Hugging Face tree (DIST_CKPT_PATH)",
+    )
 
 
 class Schedule(Strict):
@@ -121,6 +179,57 @@ class Watch(Strict):
     sample_interval_s: PositiveFloat = Field(description="period of the memory sampler on every node")
 
 
+class ActorParallel(Strict):
+    """How Megatron splits the actor."""
+
+    tensor_parallel_size: PositiveInt = 1
+    pipeline_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt = 1
+    context_parallel_size: PositiveInt = 1
+    layout: str | None = Field(default=None, description="pipeline layout string; null: the planner generates one")
+    mtp: bool = Field(default=False, description="the multi-token-prediction layers are built and trained")
+    micro_batch_tokens: PositiveInt | None = Field(
+        default=None, description="tokens of one micro-batch on one rank; null: one longest sequence over CP"
+    )
+
+
+class RolloutParallel(Strict):
+    """How vLLM splits one replica; its tensor parallel size is `rollout.tensor_model_parallel_size`."""
+
+    data_parallel_size: PositiveInt = 1
+    expert_parallel_size: PositiveInt | None = Field(default=None, description="1 or TP x DP; null: TP x DP")
+    gpu_memory_utilization: PositiveFloat = Field(default=0.5, le=1)
+    max_num_batched_tokens: PositiveInt = Field(default=8192, description="sets the peak of vLLM's profiling run")
+
+
+class Parallel(Strict):
+    """The parallel layout of both engines."""
+
+    actor: ActorParallel = ActorParallel()
+    rollout: RolloutParallel = RolloutParallel()
+
+
+class Optimizer(Strict):
+    """The memory levers of training; what each does to a node is in docs/memory.md."""
+
+    cpu_offload: bool = Field(default=False, description="Adam runs on the CPU (Megatron's optimizer_cpu_offload)")
+    offload_fraction: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="share of the parameters it runs on (OPTIMIZER_OFFLOAD_FRACTION)",
+    )
+    precision_aware: bool = Field(
+        default=False, description="no second fp32 copy of the parameters on the GPU (PRECISION_AWARE_OPTIMIZER)"
+    )
+    bf16_gradients: bool = Field(default=False, description="bf16 gradient buffers (grad_reduce_in_fp32=False)")
+    gpu_state_bytes: Literal[2, 4, 8] = Field(
+        default=8, description="both Adam moments on the GPU, bytes per parameter; below 8 needs precision_aware"
+    )
+    param_offload: bool = Field(default=False, description="verl moves weights to the host between phases")
+    optimizer_offload: bool = Field(default=False, description="verl moves optimizer state to the host between phases")
+
+
 class Settings(Strict):
     """One resolved profile."""
 
@@ -136,6 +245,8 @@ class Settings(Strict):
     schedule: Schedule
     ray: Ray
     watch: Watch
+    parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
+    optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
     deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
     plugins: list[str] = Field(description="modules verl imports in every process (VERL_USE_EXTERNAL_MODULES)")
     env: dict[str, Text] = Field(description="environment of every process on every node, set before Ray starts")

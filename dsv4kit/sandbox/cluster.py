@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network
@@ -14,11 +11,12 @@ from pathlib import Path
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.sandbox import config, controller, shares
 from dsv4kit.sandbox.config import Facts
-from dsv4kit.sandbox.host import changes, must, require_root
+from dsv4kit.sandbox.host import changes, require_root
 from dsv4kit.sandbox.network import Network, controller_address
 from dsv4kit.sandbox.node import Node
 from dsv4kit.sandbox.packages import require_packages
 from dsv4kit.sandbox.spec import Layout, SandboxSpec, default_root
+from dsv4kit.sandbox.state import make_directories, read_record, write_record
 from dsv4kit.sandbox.status import NodeStatus, SandboxStatus
 from dsv4kit.sandbox.teardown import cgroup_root, tear_down
 
@@ -69,12 +67,8 @@ class Sandbox:
     def load(cls, name: str = "default", root: Path | None = None) -> Sandbox | None:
         """The sandbox of that name if it came up and was not taken down since; its daemons may have died."""
         layout = Layout(name, root or default_root())
-        try:
-            record = json.loads(layout.record.read_text())
-        except FileNotFoundError:
-            return None
-        spec = SandboxSpec(**{**record["spec"], "root": layout.root})
-        return cls(spec, IPv4Network(record["subnet"]), record["proctrack"])
+        record = read_record(layout)
+        return None if record is None else cls(*record)
 
     @classmethod
     def require(cls, name: str = "default") -> Sandbox:
@@ -182,17 +176,22 @@ class Sandbox:
             self._start(self.node(node))
 
     def partition(self, node: str, up: bool = False) -> None:
-        """Cut a node's network, or restore it (`up=True`); what runs on the node goes on running."""
+        """Cut a node's network, or restore it (`up=True`), on which the node reports to Slurm again.
+
+        What runs on the node goes on running.
+        """
         require_root()
         with changes():
             self.network.plug(self.node(node).name, up=up)
+            if up:
+                self.node(node).announce()
 
     # -- inside, with the lock held ------------------------------------------------------------------------------------
 
     @classmethod
     def _build(cls, spec: SandboxSpec, paths: list[Path]) -> Sandbox:
         layout = spec.layout
-        _make_directories(layout, spec.gpus_per_node)
+        make_directories(layout, spec.gpus_per_node)
         shares.record(layout, paths)
         controller.start_munged(layout)
         subnet = Network(layout).create(spec.node_names)
@@ -201,8 +200,7 @@ class Sandbox:
         sandbox = cls(spec, subnet, facts.proctrack)
         controller.start_slurmctld(layout, str(controller_address(subnet)), SLURMCTLD_PORT)
         sandbox._power_on([sandbox.node(name) for name in spec.node_names])
-        record = {"spec": dataclasses.asdict(spec), "subnet": str(subnet), "proctrack": facts.proctrack}
-        layout.record.write_text(json.dumps(record, default=str, indent=1) + "\n")
+        write_record(layout, spec, subnet, facts.proctrack)
         return sandbox
 
     def _require_shape(self, spec: SandboxSpec) -> None:
@@ -232,9 +230,12 @@ class Sandbox:
 
     def _start(self, node: Node) -> None:
         self.network.plug(node.name, up=True)
-        if not node.has_slurmd():
+        if node.slurmd() is None:
             node.power_off()
             self._power_on([node])
+        else:
+            node.announce()
+            controller.wait_ready(self.layout, [node.name])
 
     def _power_on(self, nodes: list[Node]) -> None:
         freezer = cgroup_root(self.layout) if self.proctrack == "cgroup" else None
@@ -243,20 +244,3 @@ class Sandbox:
         for node in nodes:
             node.wait_power_on()
         controller.wait_ready(self.layout, [node.name for node in nodes])
-
-
-def _make_directories(layout: Layout, gpus: int) -> None:
-    state = layout.state_dir
-    private = ("munge", "slurmctld")
-    for name in ("etc", "log", "run", "nodes", "dev", "bin", *private):
-        (state / name).mkdir(parents=True, exist_ok=True)
-    # Unprivileged users reach the configuration and the socket, whatever this process's umask.
-    for directory in (layout.root, state, *(state / name for name in ("etc", "log", "run", "nodes", "dev", "bin"))):
-        directory.chmod(0o755)
-    for name in private:
-        (state / name).chmod(0o700)
-    for script in ("controller_init.sh", "node_init.sh", "epilog.sh"):
-        shutil.copy(Path(__file__).with_name(script), state / "bin" / script)
-        (state / "bin" / script).chmod(0o755)
-    for i in range(gpus):
-        must(["mknod", "-m", "666", str(state / "dev" / f"gpu{i}"), "c", "1", "3"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,28 +25,32 @@ class Node:
         self.layout = layout
         self.name = name
 
+    def _inside(self, pid: int) -> Process | None:
+        """The node's process that has this pid on the node."""
+        found = processes.find(self.layout, self.name)
+        return next((process for process in found if processes.namespace_pid(process) == pid), None)
+
     def init(self) -> Process | None:
         """Pid 1 of the running node."""
-        for process in processes.find(self.layout, self.name):
-            if processes.namespace_pid(process) == 1:
-                return process
-        return None
+        return self._inside(1)
 
     @property
     def is_running(self) -> bool:
         return self.init() is not None
 
-    def has_slurmd(self) -> bool:
-        """True while the node runs and its slurmd does."""
+    def slurmd(self) -> Process | None:
+        """The node's slurmd, None when it does not run."""
         init = self.init()
-        if init is None:
-            return False
-        root = view(init)
         try:
-            pid = int((root / "run/slurmd.pid").read_text())
-            return (root / f"proc/{pid}/comm").read_text().strip() == "slurmd"
+            return self._inside(int(view(init, "/run/slurmd.pid").read_text())) if init else None
         except (OSError, ValueError):
-            return False
+            return None
+
+    def announce(self) -> None:
+        """Have slurmd report to the controller now, which asks a node it holds for down only every few minutes."""
+        slurmd = self.slurmd()
+        if slurmd:
+            processes.send(slurmd, signal.SIGHUP)
 
     def begin_power_on(self, cgroup: Path | None) -> None:
         """Start the node's first process and return; `wait_power_on` waits for its slurmd. `cgroup`: its freezer."""
@@ -65,10 +70,10 @@ class Node:
 
     def wait_power_on(self) -> None:
         def settled() -> bool:
-            return self.has_slurmd() or not processes.find(self.layout, self.name)
+            return self.slurmd() is not None or not processes.find(self.layout, self.name)
 
         poll(settled, POWER_ON_DEADLINE_S)
-        if not self.has_slurmd():
+        if self.slurmd() is None:
             logs = [self.layout.log(self.name), self.layout.log(f"slurmd.{self.name}")]
             log = next((log for log in logs if log.exists() and log.stat().st_size), logs[0])
             raise UserError(f"{self.name} of sandbox {self.layout.name} did not start: {last_line(log)} ({log})")

@@ -44,10 +44,16 @@ class SeededSingleTurn(SingleTurnAgentLoop):  # type: ignore[misc, unused-ignore
 
 
 class OrderedReplayBuffer(ReplayBuffer):  # type: ignore[misc, unused-ignore]
-    """verl's replay buffer with batches in the order of dispatch instead of completion."""
+    """verl's replay buffer with batches in the order of dispatch instead of completion.
+
+    `trainer.v1.sampler.sampler_kwargs.poll_interval` (seconds) sets how often it looks for finished samples.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # verl's 2 s are most of a step when a batch takes well under one; it has no key of its own for this.
+        options: Any = self.sampler_kwargs or {}
+        self.poll_interval = float(options.get("poll_interval", self.poll_interval))
         # verl names each prompt uuid4() and has no hook for it. The trainer makes its buffer before its first prompt,
         # and `trainer_base` uses nothing else of `uuid`; every other module keeps the real one.
         vars(trainer_base)["uuid"] = DispatchOrderUuid()

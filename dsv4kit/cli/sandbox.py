@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     status.add_argument("--json", action="store_true", help="machine-readable")
     execute = verb("exec", "run a command on a node: exec NODE -- COMMAND...")
     execute.add_argument("node")
-    execute.add_argument("command", nargs="+")
+    execute.add_argument("command", nargs=argparse.REMAINDER, help="after --; exits with its exit code")
     verb("kill-node", "power a node off").add_argument("node")
     verb("start-node", "power a node on").add_argument("node")
     partition = verb("partition", "cut a node's network")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         return 0 if status.state == "up" else 1
     if args.sandbox_verb == "exec":
         sys.stdout.flush()
-        code = sandbox.exec(args.node, args.command).returncode
+        code = sandbox.exec(args.node, _command(args.command)).returncode
         return code if code >= 0 else 128 - code
     if args.sandbox_verb == "kill-node":
         sandbox.kill_node(args.node)
@@ -80,3 +80,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         sandbox.partition(args.node, up=args.heal)
     return 0
+
+
+def _command(words: list[str]) -> list[str]:
+    """The command after NODE, without the `--` before it; what looks like an option there was meant for us."""
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command or (command is words and command[0].startswith("-")):
+        from dsv4kit.errors import UserError
+
+        raise UserError("usage: dsv4kit sandbox exec [--name NAME] NODE -- COMMAND...")
+    return command

@@ -6,8 +6,6 @@ import re
 import shlex
 from typing import Any
 
-import yaml
-
 from dsv4kit.errors import UserError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_\-./@]*\Z")
@@ -37,6 +35,8 @@ def parse_value(text: str) -> Any:
 
     YAML decides, but only for what cannot be meant as text: `a: b`, `~`, `yes` and dates stay strings.
     """
+    import yaml
+
     stripped = text.strip()
     if _SCALAR.match(stripped):
         value = yaml.safe_load(stripped.lower())

@@ -22,12 +22,17 @@ class SegmentExecutor(submitit.SlurmExecutor):
         self._script = script
         self._env = dict(env)
         self._after = after
-        self.update_parameters(nodes=script.settings.schedule.nodes, tasks_per_node=1)
+        self.update_parameters(nodes=script.settings.schedule.nodes, ntasks_per_node=1)
 
     @classmethod
     def name(cls) -> str:
         """The name under which submitit on the node finds its Slurm environment."""
         return "slurm"
+
+    @classmethod
+    def affinity(cls) -> int:
+        """Always usable: a dry run needs no Slurm on this machine, and sbatch speaks for itself."""
+        return 2
 
     def script_text(self) -> str:
         """The script, exactly as `submit` hands it to sbatch."""

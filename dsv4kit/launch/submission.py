@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -35,7 +34,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Submission:
-    """Everything `submit` needs, checked. `python` runs on the nodes; model and data are what the kit made, if it did."""
+    """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did."""
 
     resolved: Resolved
     site: Site
@@ -61,9 +60,6 @@ class Submission:
                 f"NODES={schedule.nodes}: {settings.profile} needs a multiple of {schedule.nodes_multiple_of};"
                 f" nearest: {' and '.join(map(str, legal))}"
             )
-        there = self.slurm.node_count(self.site.slurm.partition)
-        if schedule.nodes > there:
-            raise UserError(f"NODES={schedule.nodes}: the site {self.site.name} has {there} usable nodes")
         for key, paths in (("model.path", [settings.model.path]), ("data", _data_files(settings.data))):
             for path in paths:
                 _check_readable(key, path, self.resolved.sources)
@@ -72,6 +68,13 @@ class Submission:
                 f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
             )
         self.overrides()
+
+    def check_cluster(self) -> None:
+        """Refuses what this cluster cannot run now."""
+        nodes = self.resolved.settings.schedule.nodes
+        there = self.slurm.node_count(self.site.slurm.partition)
+        if nodes > there:
+            raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} usable nodes")
 
     def overrides(self) -> list[str]:
         """verl's overrides as argv of the driver, checked against verl's own configuration."""
@@ -177,12 +180,10 @@ class Submission:
 
 
 def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
-    """The executor of one segment; a user error where there is no Slurm."""
-    folder = script.run.segment(script.segment) / "submitit"
-    try:
-        return SegmentExecutor(folder, script, python, slurm.job_environment, after)
-    except RuntimeError:
-        raise UserError("Slurm is not reachable: there is no srun on this machine's PATH") from None
+    """The executor of one segment."""
+    return SegmentExecutor(
+        script.run.segment(script.segment) / "submitit", script, python, slurm.job_environment, after
+    )
 
 
 def _data_files(data: Any) -> list[str]:

@@ -20,6 +20,7 @@ from types import FrameType
 from dsv4kit.node import environment, preflight, processes, ray_cluster
 from dsv4kit.node.address import AddressError, own_address
 from dsv4kit.node.attempt import Attempt
+from dsv4kit.node.files import tail
 from dsv4kit.node.lead import Lead
 from dsv4kit.node.sampler import Sampler
 from dsv4kit.node.spec import NodeSpec
@@ -50,7 +51,7 @@ class Agent:
             else:
                 self._follow()
         finally:
-            processes.end_descendants()
+            processes.end_descendants(grace_s=1)  # a raylet would otherwise drain for 30 s, with nothing left to drain
             sampler.stop()
             self._clean()
 
@@ -72,7 +73,8 @@ class Agent:
         worker = self._start_worker(report) if not report.problems else None
         while not self.attempt.over and not self.terminated.is_set():
             if worker and worker.poll() is not None:
-                self.attempt.fail(f"Ray on this node ended with status {worker.returncode}, see nodes/*.ray.log")
+                last = " / ".join(tail(self.attempt.node_file(".ray.log"), 2))
+                self.attempt.fail(f"Ray on this node ended with status {worker.returncode}: {last}")
                 worker = None
             time.sleep(_POLL_S)
 

@@ -44,7 +44,7 @@ def command(spec: NodeSpec, attempt_dir: Path, target: int) -> list[str]:
 
 
 class Driver:
-    """Runs the driver and watches four things: its end, the step it resumed at, that it moves, and what it has saved."""
+    """Runs the driver and watches its end, the step it resumed at, that it moves, and what it has saved."""
 
     def __init__(self, spec: NodeSpec, attempt_dir: Path, phases: Phases, start: int, target: int) -> None:
         self._spec, self._dir, self._phases = spec, attempt_dir, phases

@@ -42,7 +42,7 @@ _SIGNS = (
     ),
     (
         CONFIGURATION,
-        r"Could not override|hydra\.errors\.|omegaconf\.errors\.|unexpected keyword argument|ModuleNotFoundError|HFValidationError",
+        r"Could not override|hydra\.errors\.|omegaconf\.errors\.|unexpected keyword argument|ModuleNotFoundError",
     ),
     (CONFIGURATION, r"is not the path to a directory|not supported and SGLang also not Found|real_train_batch_size"),
     (

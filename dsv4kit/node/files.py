@@ -1,4 +1,4 @@
-"""Small files on a shared file system, for one writer and many readers each. No locks: NFS and Lustre have none to trust."""
+"""Small files on a shared file system, one writer and many readers each; no locks, NFS and Lustre have none to trust."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def read_json(path: Path) -> Any | None:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def tail(path: Path, lines: int = 3) -> list[str]:
+    """The last lines of a text file; none if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+    except OSError:
+        return []
 
 
 def append_json(path: Path, content: Any) -> None:

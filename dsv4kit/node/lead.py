@@ -11,7 +11,7 @@ from dsv4kit.node import ends, outcome, ports, preflight, ray_cluster
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.driver import Driver
 from dsv4kit.node.ends import Evidence
-from dsv4kit.node.files import write_json
+from dsv4kit.node.files import tail, write_json
 from dsv4kit.node.phases import BRING_UP, END, START, Phases
 from dsv4kit.node.resume import Plan, plan
 from dsv4kit.node.spec import NodeSpec
@@ -20,7 +20,7 @@ from dsv4kit.trainer import checkpoints
 _POLL_S = 0.1
 
 
-class AttemptEnded(Exception):
+class AttemptError(Exception):
     """The attempt is over before its driver ended by itself; carries why."""
 
     def __init__(self, end: str, lines: list[str], excluded: list[str] | None = None) -> None:
@@ -50,7 +50,7 @@ class Lead:
             print(f"checkpoints: {line}", flush=True)
         try:
             evidence = self._advance(here, check_node)
-        except AttemptEnded as end:
+        except AttemptError as end:
             evidence, excluded = end.evidence, end.excluded
         finally:
             self.phases.begin(END)
@@ -59,12 +59,12 @@ class Lead:
 
     def _advance(self, here: Plan, check_node: Callable[[], preflight.NodeReport]) -> Evidence:
         if here.refusal:
-            raise AttemptEnded(ends.CHECKPOINT, here.refusal)
+            raise AttemptError(ends.CHECKPOINT, here.refusal)
         if here.start >= self.spec.total_steps:
             return Evidence(ends.NOTHING_TO_DO, [])
         own = check_node()
         if own.problems:
-            raise AttemptEnded(ends.PREFLIGHT, _named([own]), [own.host])
+            raise AttemptError(ends.PREFLIGHT, _named([own]), [own.host])
         self._bring_up_ray(own)
         return self._drive(here, own)
 
@@ -79,7 +79,7 @@ class Lead:
             self._check_interrupts()
             self._check_nodes()
             if head.poll() is not None:
-                raise AttemptEnded(ends.BRING_UP, [f"the Ray head ended with status {head.returncode}", *_tail(log)])
+                raise AttemptError(ends.BRING_UP, [f"the Ray head ended with status {head.returncode}", *tail(log)])
             time.sleep(_POLL_S)
         if watch.returncode != 0:
             self._blame_missing_nodes(log)
@@ -88,13 +88,13 @@ class Lead:
         """Ends the attempt when a node's preflight failed or a node gave up."""
         bad = [report for report in self.attempt.reports() if report.problems]
         if bad:
-            raise AttemptEnded(ends.PREFLIGHT, _named(bad), [report.host for report in bad])
+            raise AttemptError(ends.PREFLIGHT, _named(bad), [report.host for report in bad])
         skewed = preflight.clock_skew(self.attempt.reports())
         if skewed:
-            raise AttemptEnded(ends.PREFLIGHT, skewed)
+            raise AttemptError(ends.PREFLIGHT, skewed)
         if failures := self.attempt.failures():
             lines = [f"{host}: {problem}" for host, problem in failures.items()]
-            raise AttemptEnded(ends.NODE_LOST, lines, list(failures))
+            raise AttemptError(ends.NODE_LOST, lines, list(failures))
 
     def _blame_missing_nodes(self, log: Path) -> None:
         joined = ray_cluster.joined(self.attempt.dir)
@@ -105,7 +105,7 @@ class Lead:
         ]
         if silent:
             lines.append(f"{silent} of {self.spec.nodes} agents never reported")
-        raise AttemptEnded(ends.BRING_UP, lines + _tail(log), late)
+        raise AttemptError(ends.BRING_UP, lines + tail(log), late)
 
     def _drive(self, here: Plan, own: preflight.NodeReport) -> Evidence:
         self.phases.begin(START)
@@ -133,7 +133,7 @@ class Lead:
 
     def _check_interrupts(self) -> None:
         if self.terminated.is_set():
-            raise AttemptEnded(self._interrupted() or ends.TERMINATED, [])
+            raise AttemptError(self._interrupted() or ends.TERMINATED, [])
 
     def _conclude(self, here: Plan, evidence: Evidence, excluded: list[str]) -> None:
         directory = Path(self.spec.checkpoint_dir)
@@ -174,9 +174,3 @@ class Lead:
 def _named(reports: list[preflight.NodeReport]) -> list[str]:
     return [f"{report.host}: {problem}" for report in reports for problem in report.problems]
 
-
-def _tail(log: Path, lines: int = 3) -> list[str]:
-    try:
-        return log.read_text(errors="replace").splitlines()[-lines:]
-    except OSError:
-        return []

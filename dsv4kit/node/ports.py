@@ -1,7 +1,7 @@
 """Every port the kit opens, in one table.
 
-All lie below 9000: the range the kernel hands out to outgoing connections starts at 32768 on most machines but at 9000 on
-some GB200 systems, and a fixed port inside that range is taken by accident now and then.
+All lie below 9000: the range the kernel hands out to outgoing connections starts at 32768 on most machines but at 9000
+on some GB200 systems, and a fixed port inside that range is taken by accident now and then.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ DASHBOARD_AGENT_GRPC = 6383
 DASHBOARD_AGENT_HTTP = 6384
 METRICS_EXPORT = 6385
 RAY_CLIENT_SERVER = 6386
-# One port per Ray worker process of a node; verl starts about ten per GPU.
-WORKER_FIRST, WORKER_LAST = 7000, 8499
+# One port per Ray worker process of a node; verl starts about ten per GPU. Ray refuses a range that holds 8265, the port
+# of a dashboard nobody starts.
+WORKER_FIRST, WORKER_LAST = 6500, 8199
 
 FIXED = {
     "gcs": GCS,

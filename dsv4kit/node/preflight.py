@@ -1,4 +1,4 @@
-"""The checks every node makes before a segment starts: seconds, in parallel, each failure in words a person can act on."""
+"""The checks every node makes before a segment starts: seconds, in parallel, each failure in words to act on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent dies, so that none escapes `end_descendants`."""
+    """Makes this process the parent of every descendant whose own parent dies: none escapes `end_descendants`."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 

@@ -16,8 +16,8 @@ from dsv4kit.node import ports, processes
 from dsv4kit.node.files import read_json, write_json
 from dsv4kit.node.spec import RayResources
 
-# Below the temporary directory Ray makes session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store; a socket's whole
-# path may have 107 bytes.
+# Below the temporary directory Ray makes session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store; a socket's
+# whole path may have 107 bytes.
 _SOCKET_SUFFIX = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 _SOCKET_LIMIT = 107
 
@@ -26,7 +26,7 @@ FOREIGN_GPU_VARIABLES = ("ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFIN
 
 
 def temp_dir(scratch: str, job_id: str, attempt: int) -> Path:
-    """Ray's node-local directory for one attempt. Raises ValueError when a socket below it would have too long a path."""
+    """Ray's node-local directory for one attempt. Raises ValueError when a socket below it has too long a path."""
     path = Path(scratch) / f"ray-{job_id}-{attempt}"
     length = len(str(path)) + _SOCKET_SUFFIX
     if length > _SOCKET_LIMIT:

@@ -1,4 +1,4 @@
-"""`python -m dsv4kit.node.ray_worker HEAD_FILE DEADLINE_S start ...`: the `ray` command line of a worker, run at the right moment.
+"""`python -m dsv4kit.node.ray_worker HEAD_FILE DEADLINE_S start ...`: a worker's `ray start` at the right moment.
 
 It imports everything first and then waits for the head *node* to be registered. A `ray start` that comes earlier sleeps
 in steps of one and two seconds inside Ray; one started only after the head is up pays the import of 1.5 s late.

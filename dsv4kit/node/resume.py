@@ -16,7 +16,7 @@ from dsv4kit.trainer.checkpoints import CheckpointError, read_tracker
 
 @dataclass(frozen=True)
 class Plan:
-    """`plan.json` of an attempt: the step it resumes from and the step it ends with; `refusal` says why it must not run."""
+    """`plan.json` of an attempt: the step it resumes from, the one it ends with; `refusal` says why it must not run."""
 
     start: int
     target: int

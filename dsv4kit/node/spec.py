@@ -1,4 +1,4 @@
-"""What a segment's nodes are told: `node.json` in the run directory, written once by `submit` and read by every agent."""
+"""What a segment's nodes are told: `node.json` in the run directory, written by `submit`, read by every agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Everything the agents need; paths are absolute and valid on every node, inside the container where there is one."""
+    """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one."""
 
     run: str
     run_dir: str

@@ -1,4 +1,4 @@
-"""Overrides checked against verl's real configuration tree: hydra-core and the wheel's YAML, no torch, no import of verl.
+"""Overrides checked against verl's real configuration tree: hydra-core and the wheel's YAML, verl not imported.
 
 What this catches: unknown keys, keys of the wrong group, interpolations that do not resolve, mandatory values left out.
 What only verl's dataclasses catch: wrong types and enum values.

@@ -1,0 +1,72 @@
+# dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev submit status logs resume cancel test test-unit test-golden test-cluster test-e2e lint bench lock
+
+PYTHON ?= python3
+VENV := .venv
+KIT := $(VENV)/bin/dsv4kit
+PYTEST := $(VENV)/bin/python -m pytest
+
+# The variables of this command line go to the kit as they were typed: $(value) keeps make from expanding them, and
+# unexport keeps make from expanding them into the environment. The kit knows which ones a verb takes.
+CLI_VARIABLES := $(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v))
+export DSV4KIT_MAKE_VARIABLES := $(filter-out PYTHON,$(CLI_VARIABLES))
+$(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
+$(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.control  ## install the command line tool into .venv (no torch)
+
+setup-dev: $(VENV)/.dev  ## setup, and what the tests and checks need
+
+$(VENV)/.control: containers/locks/control.lock pyproject.toml
+	@./containers/make-venv.sh "$(PYTHON)" $(VENV) containers/locks/control.lock
+	@touch $@
+
+$(VENV)/.dev: containers/locks/dev.lock $(VENV)/.control
+	@./containers/make-venv.sh "$(PYTHON)" $(VENV) containers/locks/dev.lock
+	@touch $@
+
+submit: setup  ## start a run: make submit HW=cpu [NODES= STEPS= SEGMENT_STEPS= RUN= SET= VERL= DRY_RUN=1 ...]
+	@$(KIT) --make submit
+
+status: setup  ## show a run [RUN=]
+	@$(KIT) --make status
+
+logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1]
+	@$(KIT) --make logs
+
+resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP=]
+	@$(KIT) --make resume
+
+cancel: setup  ## end a run; what is saved stays [RUN=]
+	@$(KIT) --make cancel
+
+test: setup-dev  ## every test: unit, golden, cluster, end to end (about 15 minutes the first time)
+	@$(PYTEST) tests
+
+test-unit: setup-dev  ## pure logic, seconds
+	@$(PYTEST) tests/unit
+
+test-golden: setup-dev  ## rendered scripts against reviewed text
+	@$(PYTEST) tests/golden
+
+test-cluster: setup-dev  ## a real Slurm on this machine, stand-in trainers
+	@$(PYTEST) tests/cluster
+
+test-e2e: setup-dev  ## the real trainer on a real Slurm
+	@$(PYTEST) tests/e2e
+
+lint: setup-dev  ## ruff, mypy --strict, shellcheck
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+	@shellcheck $$(git ls-files '*.sh' .ci/run)
+
+bench: setup-dev  ## measure what the design promises
+	@$(VENV)/bin/python -m benchmarks
+
+lock: setup-dev  ## make the locks again from pyproject.toml
+	@./containers/make-locks.sh $(VENV)

@@ -1,0 +1,78 @@
+"""`dsv4kit logs`: the driver's log of a segment, or what the batch script said where there is no driver yet."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.variables import BY_VERB
+from dsv4kit.errors import UserError
+
+if TYPE_CHECKING:
+    from dsv4kit.launch.run_dir import RunDir
+
+_POLL_S = 0.5
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the verb."""
+    parser = subparsers.add_parser("logs", help="show a run's log", description="Show the log of a run's segment.")
+    parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
+    parser.add_argument("-f", dest="follow", action="store_true", default=None, help="as --follow")
+    add_variables(parser, BY_VERB["logs"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the log; with --follow what is added to it, over all segments, until the run is over."""
+    from dsv4kit.cli.runs import open_run
+    from dsv4kit.launch.state import read_state
+
+    run_dir, slurm = open_run(args.name or args.run)
+    number = _segment_number(run_dir, args.segment)
+    log = find_log(run_dir, number)
+    if not args.follow:
+        if log is None:
+            raise UserError(f"segment {number} of {run_dir.name} has not started, there is no log yet")
+        print(f"# {log}")
+        with log.open("rb") as file:
+            sys.stdout.flush()
+            shutil.copyfileobj(file, sys.stdout.buffer)
+        return 0
+    shown: dict[Path, int] = {}
+    while True:
+        over = read_state(run_dir, slurm).over
+        if log := find_log(run_dir, _segment_number(run_dir, args.segment)):
+            if log not in shown:
+                print(f"# {log}", flush=True)
+            with log.open("rb") as file:
+                file.seek(shown.get(log, 0))
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                shown[log] = file.tell()
+            sys.stdout.flush()
+        if over:
+            return 0
+        time.sleep(_POLL_S)
+
+
+def find_log(run: RunDir, segment: int) -> Path | None:
+    """The log that says most about the segment: the driver's, else the batch script's."""
+    from dsv4kit.launch.state import attempts_of
+
+    drivers = [attempt / "driver.log" for attempt in attempts_of(run, segment)]
+    candidates = [*reversed(drivers), run.segment(segment) / "slurm.log"]
+    return next((path for path in candidates if path.exists() and path.stat().st_size), None)
+
+
+def _segment_number(run: RunDir, wanted: str | None) -> int:
+    """The segment asked for, or the latest one with a log (else the first)."""
+    numbers = [link.segment for link in run.chain()]
+    if wanted is not None:
+        if not wanted.isdecimal() or int(wanted) not in numbers:
+            raise UserError(f"SEGMENT={wanted!r}: {run.name} has segments {min(numbers)} to {max(numbers)}")
+        return int(wanted)
+    return next((number for number in reversed(numbers) if find_log(run, number)), numbers[0])

@@ -1,0 +1,42 @@
+"""`dsv4kit resume`: goes on with a run whose chain is over, from its last complete checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+
+from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.variables import BY_VERB
+from dsv4kit.errors import UserError
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the verb."""
+    parser = subparsers.add_parser(
+        "resume", help="go on with a run", description="Extend a finished run, or go on with one that stopped."
+    )
+    parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
+    add_variables(parser, BY_VERB["resume"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submits the remaining steps as further segments."""
+    from dsv4kit.cli.runs import open_run
+    from dsv4kit.launch.resume import Resumption
+
+    run_dir, slurm = open_run(args.name or args.run)
+    steps = _number("STEPS", args.steps, least=1)
+    from_step = _number("FROM_STEP", args.from_step, least=0)
+    Resumption(run_dir, slurm, steps, from_step).submit(lambda line: print(line, flush=True))
+    if args.follow if args.follow is not None else run_dir.frozen()["site"]["follow"]:
+        from dsv4kit.cli.follow import follow
+
+        return follow(run_dir, slurm)
+    return 0
+
+
+def _number(name: str, text: str | None, least: int) -> int | None:
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f"{name}={text!r}: not a whole number of at least {least}")
+    return int(text)

@@ -1,0 +1,59 @@
+"""`dsv4kit status`: how a run is doing, as a table or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.variables import BY_VERB
+
+if TYPE_CHECKING:
+    from dsv4kit.launch.state import RunState, SegmentState
+
+_COLUMNS = ("segment", "job", "state", "steps", "reward", "s/step", "where the time went (s)", "end")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the verb."""
+    parser = subparsers.add_parser("status", help="show a run", description="Show the segments of a run.")
+    parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
+    parser.add_argument("--json", action="store_true", help="everything, for programs")
+    add_variables(parser, BY_VERB["status"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the state."""
+    from dsv4kit.cli.runs import open_run
+    from dsv4kit.launch.state import read_state
+
+    state = read_state(*open_run(args.name or args.run))
+    print(json.dumps(state.as_dict(), indent=1) if args.json else table(state))
+    return 0
+
+
+def table(state: RunState) -> str:
+    """The state for people."""
+    rows = [_COLUMNS, *(_row(segment) for segment in state.segments)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    reward = "" if state.last_reward is None else f", last reward {state.last_reward:.3f}"
+    head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{reward}"
+    notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in segment.evidence]
+    return "\n".join([head, state.directory, *([state.reason] if state.reason else []), "", *lines, *notes])
+
+
+def _row(segment: SegmentState) -> tuple[str, ...]:
+    until = segment.end_step if segment.end_step is not None else segment.last_step
+    steps = "" if segment.start_step is None else f"{segment.start_step}-{until if until is not None else '?'}"
+    return (
+        str(segment.segment),
+        segment.job_id,
+        segment.state,
+        f"{steps} of {segment.target_step}" if steps else "",
+        "" if segment.reward is None else f"{segment.reward:.3f}",
+        "" if segment.step_s is None else f"{segment.step_s:.1f}",
+        ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in segment.seconds.items()),
+        segment.end or "",
+    )

@@ -1,0 +1,108 @@
+"""`dsv4kit submit`: a profile becomes a run, and its chain of segments goes into the queue."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.variables import BY_VERB, SELECTION, SETTINGS
+from dsv4kit.config.values import parse_value, split_pair
+from dsv4kit.errors import UserError
+
+if TYPE_CHECKING:
+    from dsv4kit.config.loading import Override
+    from dsv4kit.launch.submission import Submission
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the verb."""
+    parser = subparsers.add_parser("submit", help="start a run", description="Start a run as a chain of Slurm jobs.")
+    add_variables(parser, BY_VERB["submit"])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Checks everything, then submits, then (on a site that wants it) follows the run to its end."""
+    submission = request(args)
+    submission.check()
+    if submission.site.name == "sandbox":
+        from dsv4kit.cli.local import on_sandbox
+
+        submission = on_sandbox(submission, args.torch_index, install=not args.dry_run)
+    if args.dry_run:
+        print(submission.dry_run())
+        return 0
+    submission.check_cluster()
+    settings = submission.resolved.settings
+    print(f"run {submission.run.name}: {settings.description}")
+    print(
+        f"plan: {settings.schedule.steps} steps in {submission.segments} segments of {settings.schedule.segment_steps}"
+        f" on {settings.schedule.nodes} nodes, a checkpoint every {settings.schedule.save_freq} steps"
+    )
+    submission.submit(lambda line: print(line, flush=True))
+    print(f"directory: {submission.run.path}")
+    if args.follow if args.follow is not None else submission.site.follow:
+        from dsv4kit.cli.follow import follow
+
+        return follow(submission.run, submission.slurm)
+    print(f"`dsv4kit status --run {submission.run.name}` shows how it goes")
+    return 0
+
+
+def request(args: argparse.Namespace) -> Submission:
+    """What the options ask for, before anything is looked at outside of the configuration."""
+    from dsv4kit.config.loading import load_settings, load_site
+    from dsv4kit.launch.run_dir import RunDir, checked_name, runs_root
+    from dsv4kit.launch.slurm import Slurm
+    from dsv4kit.launch.submission import Submission
+
+    chosen = _selection(args)
+    resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides_of(args))
+    site = load_site(chosen["site"])
+    name = checked_name(args.run) if args.run is not None else _new_name(resolved.settings.profile)
+    model = resolved.settings.model
+    if model.path is None and not model.made_locally:
+        raise UserError(f"MODEL_PATH: not set; {model.name} needs the directory with its weights")
+    return Submission(resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3")
+
+
+def overrides_of(args: argparse.Namespace) -> list[Override]:
+    """What the user set, in the order in which it counts: variables, then SET, then VERL."""
+    from dsv4kit.config.loading import Override
+
+    found = []
+    for variable in SETTINGS:
+        text = getattr(args, variable.name.lower())
+        if text is not None and variable.setting:
+            value = [text] if variable.setting.endswith("_files") else text
+            found.append(Override(variable.setting, value, f"{variable.name}={text}"))
+    for word in args.set:
+        key, text = split_pair(word, "SET")
+        found.append(Override(key, parse_value(text) if text[:1] in "[{" else text, f"SET {key}"))
+    for word in args.verl:
+        key, text = split_pair(word, "VERL")
+        found.append(Override(f"verl.{key}", parse_value(text), f"VERL {key}"))
+    return found
+
+
+def _selection(args: argparse.Namespace) -> dict[str, str]:
+    """Hardware, model, recipe and site: named, or the hardware's own."""
+    from dsv4kit.config.loading import hardware_defaults, names
+
+    if not args.hw:
+        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: make submit HW=cpu")
+    defaults = hardware_defaults(args.hw)
+    chosen = {"hw": args.hw}
+    for variable in SELECTION[1:]:
+        key = variable.name.lower()
+        value = getattr(args, key) or defaults.get(key)
+        if not value:
+            raise UserError(f"{variable.name} is not set, and HW={args.hw} has no default for it")
+        chosen[key] = value
+    return chosen
+
+
+def _new_name(profile: str) -> str:
+    import time
+
+    return f"{profile}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -1,0 +1,94 @@
+"""The one table of what a user can set: make variable, command line option, and the setting it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsv4kit.config.values import split_words
+from dsv4kit.errors import UserError, nearest
+
+# The Makefile hands over the variables of its command line in these: the names, and each value as it was typed.
+NAMES = "DSV4KIT_MAKE_VARIABLES"
+VALUE = "DSV4KIT_MAKE_"
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`name` on the make line, `--option` on the command line; `setting` is the settings key it stands for, if any."""
+
+    name: str
+    help: str
+    setting: str | None = None
+    flag: bool = False
+    many: bool = False
+
+    @property
+    def option(self) -> str:
+        """The command line option."""
+        return "--" + self.name.lower().replace("_", "-")
+
+
+SETTINGS = (
+    Variable("NODES", "nodes of the run", "schedule.nodes"),
+    Variable("STEPS", "steps of the whole run", "schedule.steps"),
+    Variable("SEGMENT_STEPS", "steps of one segment (one Slurm job)", "schedule.segment_steps"),
+    Variable("SAVE_FREQ", "steps between checkpoints", "schedule.save_freq"),
+    Variable("TIME", "Slurm time limit of one segment, e.g. 4:00:00", "schedule.time"),
+    Variable("DETERMINISTIC", "True: resumes are bit-identical", "deterministic"),
+    Variable("MODEL_PATH", "directory with the model's weights", "model.path"),
+    Variable("TRAIN_FILE", "parquet file with training data", "data.train_files"),
+    Variable("TEST_FILE", "parquet file with validation data", "data.val_files"),
+)
+SELECTION = (
+    Variable("HW", "hardware, see `dsv4kit profiles`"),
+    Variable("MODEL", "model; default: the hardware's"),
+    Variable("RECIPE", "grpo; default: the hardware's"),
+    Variable("SITE", "cluster: a name in slurm/sites or a YAML file; default: the hardware's"),
+)
+FREE = (
+    Variable("SET", "any setting, key=value; several with spaces between", many=True),
+    Variable("VERL", "any key of verl's own configuration, key=value", many=True),
+)
+RUN = Variable("RUN", "name of the run; default: a new one for submit, else the newest")
+DRY_RUN = Variable("DRY_RUN", "show what would be submitted, submit nothing", flag=True)
+FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
+TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
+FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
+SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
+
+BY_VERB: Mapping[str, tuple[Variable, ...]] = {
+    "submit": (*SELECTION, *SETTINGS, RUN, *FREE, DRY_RUN, FOLLOW, TORCH_INDEX),
+    "resume": (RUN, SETTINGS[1], FROM_STEP, FOLLOW),
+    "status": (RUN,),
+    "logs": (RUN, SEGMENT, FOLLOW),
+    "cancel": (RUN,),
+}
+
+
+def is_true(text: str, name: str) -> bool:
+    """A yes or no as people write it."""
+    lowered = text.strip().lower()
+    if lowered not in TRUE + FALSE:
+        raise UserError(f"{name}={text!r}: neither yes nor no; allowed: {', '.join(filter(None, TRUE + FALSE))}")
+    return lowered in TRUE
+
+
+def options_from_make(verb: str, environ: Mapping[str, str]) -> list[str]:
+    """The variables of a make command line as options of `verb`. Refuses what the verb does not know."""
+    known = {variable.name: variable for variable in BY_VERB.get(verb, ())}
+    options: list[str] = []
+    for name in environ.get(NAMES, "").split():
+        if name not in known:
+            allowed = ", ".join(known) or "none"
+            raise UserError(f"make {verb}: unknown variable {name}; allowed: {allowed}{nearest(name, known)}")
+        variable, value = known[name], environ.get(VALUE + name, "")
+        if variable.flag:
+            options.append(variable.option if is_true(value, name) else variable.option.replace("--", "--no-", 1))
+        elif variable.many:
+            options += [f"{variable.option}={word}" for word in split_words(value, name)]
+        else:
+            options.append(f"{variable.option}={value}")
+    return options

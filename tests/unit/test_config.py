@@ -1,0 +1,148 @@
+"""Profiles: composed from four files and the user's overrides, every value with its source, every mistake one line."""
+
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.config import time_limit
+from dsv4kit.config.loading import HERE, Override, load_settings, load_site, load_yaml, names
+from dsv4kit.config.tree import merge
+from dsv4kit.config.values import parse_value, split_pair, split_words
+from dsv4kit.errors import UserError
+
+
+def refused(*overrides: Override, hardware: str = "cpu", model: str = "tiny", recipe: str = "grpo") -> str:
+    with pytest.raises(UserError) as error:
+        load_settings(hardware, model, recipe, overrides)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_every_profile_resolves() -> None:
+    for name in names("profiles"):
+        combination = load_yaml(HERE / "profiles" / f"{name}.yaml")["for"]
+        resolved = load_settings(combination["hardware"], combination["model"], combination["recipe"])
+        assert resolved.settings.profile == name
+
+
+def test_every_site_is_valid() -> None:
+    assert "sandbox" in names("sites")
+    for name in names("sites"):
+        assert load_site(name).name == name
+
+
+def test_the_default_run_is_12_steps_in_segments_of_4_on_2_nodes() -> None:
+    schedule = load_settings("cpu", "tiny", "grpo").settings.schedule
+    assert (schedule.steps, schedule.segment_steps, schedule.nodes) == (12, 4, 2)
+
+
+def test_an_override_wins_and_is_named_as_the_source() -> None:
+    resolved = load_settings("cpu", "tiny", "grpo", [Override("schedule.steps", "16", "STEPS=16")])
+    assert resolved.settings.schedule.steps == 16
+    assert resolved.sources["schedule.steps"] == "STEPS=16"
+    assert resolved.sources["schedule.nodes"] == "dsv4kit/config/profiles/grpo-tiny-cpu.yaml"
+
+
+def test_a_verl_key_keeps_its_dots() -> None:
+    override = Override("verl.actor_rollout_ref.actor.optim.lr", 0.1, "VERL")
+    assert load_settings("cpu", "tiny", "grpo", [override]).settings.verl["actor_rollout_ref.actor.optim.lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        (Override("schedule.stepz", 1, "SET schedule.stepz"), "SET schedule.stepz: schedule.stepz: no such key"),
+        (Override("schedule.stepz", 1, "SET"), "(did you mean 'steps'?)"),
+        (Override("schedule.steps", "0", "STEPS=0"), "STEPS=0: schedule.steps='0': input should be greater than 0"),
+        (Override("schedule.steps", "many", "STEPS=many"), "input should be a valid integer"),
+        (Override("schedule.steps", "1.5", "STEPS=1.5"), "input should be a valid integer"),
+        (Override("schedule.nodes", "0", "NODES=0"), "NODES=0: schedule.nodes='0'"),
+        (Override("schedule.time", "soon", "TIME=soon"), "TIME=soon: schedule.time='soon': value error, not a time limit"),
+        (Override("nothing", 1, "SET nothing"), "allowed here: checkpoint, data"),
+        (Override("checkpoint.contents", ["model", "optimiser"], "SET"), "checkpoint.contents.1='optimiser'"),
+    ],
+)
+def test_a_mistake_names_source_key_value_and_what_is_allowed(override: Override, expected: str) -> None:
+    assert expected in refused(override)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    assert "HW='cqu': no such name; known: " in refused(hardware="cqu")
+    assert "(did you mean 'cpu'?)" in refused(hardware="cqu")
+    assert "MODEL='tinny'" in refused(model="tinny")
+    assert "RECIPE='../../etc/passwd'" in refused(recipe="../../etc/passwd")
+
+
+def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("name: x\nslurm: {grace_s: [}\n")
+    with pytest.raises(UserError, match=r"site\.yaml:2: not valid YAML"):
+        load_site(str(site))
+
+
+def test_a_site_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        load_site(str(tmp_path / "none.yaml"))
+
+
+def test_merge_remembers_the_last_source_of_each_value() -> None:
+    sources: dict[str, str] = {}
+    tree = merge({}, {"a": {"b": 1, "c": 2}}, "first", sources)
+    tree = merge(tree, {"a": {"c": 3}}, "second", sources)
+    assert tree == {"a": {"b": 1, "c": 3}}
+    assert sources == {"a.b": "first", "a.c": "second"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4", 4),
+        ("-0.5", -0.5),
+        ("1e-6", 1e-6),
+        ("True", True),
+        ("null", None),
+        ("[model,extra]", ["model", "extra"]),
+        ("{a: 1}", {"a": 1}),
+        ("a: b", "a: b"),
+        ("yes", "yes"),
+        ("~", "~"),
+        ("2026-01-01", "2026-01-01"),
+        ('"quoted"', '"quoted"'),
+        (" padded ", " padded "),
+        ("[not closed", "[not closed"),
+        ("$HOME `id` | * é\n", "$HOME `id` | * é\n"),
+        ("", ""),
+    ],
+)
+def test_only_what_is_plainly_a_number_list_or_the_like_is_read_as_one(text: str, value: object) -> None:
+    assert parse_value(text) == value
+
+
+def test_a_pair_is_split_at_its_first_equals_sign() -> None:
+    assert split_pair("a.b=c=d", "SET") == ("a.b", "c=d")
+
+
+@pytest.mark.parametrize("text", ["novalue", "=x", "a b=c", "a;b=c", "$(id)=c"])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="key=value"):
+        split_pair(text, "SET")
+
+
+def test_words_are_split_as_a_shell_would() -> None:
+    assert split_words("a=1 'b=2 3' c=\"4 5\"", "SET") == ["a=1", "b=2 3", "c=4 5"]
+    with pytest.raises(UserError, match="SET="):
+        split_words("a='1", "SET")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("1-12", 129600), ("1-12:30", 131400), ("1-00:00:01", 86401)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    assert time_limit.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:00", "4h", "-1", "1:2:3:4", "٣", "UNLIMITED"])
+def test_other_time_limits_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="time limit"):
+        time_limit.seconds(text)

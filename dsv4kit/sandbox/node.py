@@ -89,7 +89,10 @@ class Node:
             raise UserError(
                 f"{self.name} is powered off: `dsv4kit sandbox start-node {self.name} --name {self.layout.name}`"
             )
-        here = os.getcwd()
+        try:
+            here = os.getcwd()
+        except FileNotFoundError:
+            here = "/"
         directory = here if same_directory(Path(here), view(init, here)) else "/"
         return ["nsenter", "--target", str(init.pid), *NAMESPACES, "--", "env", "-C", directory, *argv]
 

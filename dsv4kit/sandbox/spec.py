@@ -119,6 +119,11 @@ class Layout:
         return self.state_dir / "sandbox.json"
 
     @property
+    def ownership(self) -> Path:
+        """Exists in a state directory that a sandbox made; without it nothing there is ever changed or removed."""
+        return self.state_dir / ".dsv4kit-sandbox"
+
+    @property
     def shares(self) -> Path:
         return self.state_dir / "run" / "shares"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.host import must
-from dsv4kit.sandbox.spec import Layout, SandboxSpec
+from dsv4kit.sandbox.spec import ROOT_VARIABLE, Layout, SandboxSpec
 
 PUBLIC = ("etc", "log", "run", "nodes", "dev", "bin")
 PRIVATE = ("munge", "slurmctld")
@@ -20,13 +20,17 @@ SCRIPTS = ("controller_init.sh", "node_init.sh", "epilog.sh")
 def make_directories(layout: Layout, gpus: int) -> None:
     """Make the state directory with the scripts and the fake GPUs; unprivileged users may read all but secrets."""
     state = layout.state_dir
-    for name in (*PUBLIC, *PRIVATE):
-        (state / name).mkdir(parents=True, exist_ok=True)
-    # Whatever this process's umask.
-    for directory in (layout.root, state, *(state / name for name in PUBLIC)):
+    if not layout.ownership.exists() and state.exists() and any(state.iterdir()):
+        raise UserError(f"{state} exists and is no sandbox's state: choose another name or {ROOT_VARIABLE}")
+    # Whatever this process's umask; directories that were there before are left as they are.
+    new = [path for path in (state, *state.parents) if not path.exists()]
+    state.mkdir(parents=True, exist_ok=True)
+    for directory in new:
         directory.chmod(0o755)
-    for name in PRIVATE:
-        (state / name).chmod(0o700)
+    layout.ownership.touch()
+    for name in (*PUBLIC, *PRIVATE):
+        (state / name).mkdir(exist_ok=True)
+        (state / name).chmod(0o700 if name in PRIVATE else 0o755)
     # Copies: every node sees the state directory, wherever the kit itself is.
     for script in SCRIPTS:
         shutil.copyfile(Path(__file__).with_name(script), state / "bin" / script)

@@ -24,22 +24,21 @@ def tear_down(layout: Layout, *, wipe: bool = False) -> bool:
     Logs, the munge key and slurmctld's state stay (job ids go on counting) unless `wipe`. Needs no record of what was
     started, so it clears up after an `up` that was killed as well.
     """
-    found = layout.record.exists()
-    layout.record.unlink(missing_ok=True)
+    owned = layout.ownership.exists()
+    found = owned and layout.record.exists()
+    if owned:
+        layout.record.unlink(missing_ok=True)
     if controller.is_alive(layout):
         controller.cancel_jobs(layout)
     controller.stop_slurmctld(layout)
     found |= processes.kill_all(layout)
     found |= Network(layout).remove()
     _remove_cgroups(cgroup_root(layout))
-    state = layout.state_dir
-    if wipe:
-        found |= state.exists()
-        shutil.rmtree(state, ignore_errors=True)
-        _remove_empty(layout.root)
-    else:
-        for name in ("run", "nodes", "dev", "bin"):
-            shutil.rmtree(state / name, ignore_errors=True)
+    if owned:
+        found |= wipe
+        transient = [layout.state_dir / name for name in ("run", "nodes", "dev", "bin")]
+        for directory in [layout.state_dir] if wipe else transient:
+            shutil.rmtree(directory, ignore_errors=True)
     return found
 
 
@@ -54,10 +53,3 @@ def _remove_cgroups(root: Path) -> None:
         return True
 
     poll(removed, 5)
-
-
-def _remove_empty(root: Path) -> None:
-    try:
-        root.rmdir()
-    except OSError:
-        return

@@ -82,8 +82,9 @@ def test_a_job_sees_its_fake_gpu_as_cuda_alone(sandbox: Sandbox) -> None:
 
 
 def test_up_again_is_quick_and_a_larger_one_is_refused(sandbox: Sandbox) -> None:
-    times = []
-    for _ in range(3):
+    times: list[float] = []
+    # The best of several: on a busy machine any one of them may have to wait for a processor.
+    while not times or (min(times) >= 0.3 and len(times) < 10):
         start = time.monotonic()
         again = Sandbox.up(sandbox.spec)
         times.append(time.monotonic() - start)
@@ -180,7 +181,7 @@ def test_power_cut_and_partition_are_noticed_and_mended(sandbox: Sandbox, tmp_pa
     assert controller.listens(sandbox.address("node3"), 17818)
     assert slurm_state(sandbox, "node2") == "idle"
     assert poll(lambda: slurm_state(sandbox, "node3") == "idle", 10)
-    assert slurm(sandbox, "srun", "-w", "node2,node3", "-N2", "hostname").split() == ["node2", "node3"]
+    assert sorted(slurm(sandbox, "srun", "-w", "node2,node3", "-N2", "hostname").split()) == ["node2", "node3"]
 
 
 def test_command_line(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> None:

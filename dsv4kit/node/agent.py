@@ -70,17 +70,17 @@ class Agent:
     def _follow(self) -> None:
         """A node other than 0: joins Ray as soon as there is a head, and stays until the attempt is over."""
         report = self._preflight()
-        worker = self._start_worker(report) if not report.problems else None
-        while not self.attempt.over and not self.terminated.is_set():
-            if worker and worker.poll() is not None:
-                last = " / ".join(tail(self.attempt.node_file(".ray.log"), 2))
-                self.attempt.fail(f"Ray on this node ended with status {worker.returncode}: {last}")
-                worker = None
-            time.sleep(_POLL_S)
-
-    def _start_worker(self, report: preflight.NodeReport) -> subprocess.Popen[bytes]:
         log = self.attempt.node_file(".ray.log")
-        return ray_cluster.start_worker(report.address, self.spec.ray, self.env, self.attempt.dir, log)
+
+        def start() -> subprocess.Popen[bytes]:
+            return ray_cluster.start_worker(report.address, self.spec.ray, self.env, self.attempt.dir, log)
+
+        ray = None if report.problems else ray_cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        while not self.attempt.over and not self.terminated.is_set():
+            if ray and (failure := ray.failure(self.attempt.ready)):
+                self.attempt.fail(f"{failure}: {' / '.join(tail(log, 2))}")
+                ray = None
+            time.sleep(_POLL_S)
 
     def _clean(self) -> None:
         ray_cluster.keep_logs(self.temporary, self.attempt.dir / "ray-logs" / socket.gethostname())

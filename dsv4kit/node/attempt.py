@@ -73,6 +73,15 @@ class Attempt:
         """Host -> problem of every node that gave up."""
         return {path.stem: path.read_text(encoding="utf-8") for path in sorted((self.dir / "nodes").glob("*.failed"))}
 
+    def declare_ready(self) -> None:
+        """Tells all nodes that Ray is up on every one of them."""
+        write_json(self.dir / "ready.json", {})
+
+    @property
+    def ready(self) -> bool:
+        """Whether Ray is up on all nodes."""
+        return read_json(self.dir / "ready.json") is not None
+
     def finish(self) -> None:
         """Tells all nodes that the attempt is over."""
         write_json(self.dir / "over.json", {})

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dsv4kit.trainer.driver_log import clean
+
 COMPLETED = "completed"
 NOTHING_TO_DO = "nothing to do"
 STOPPED_SHORT = "stopped short"
@@ -32,27 +34,22 @@ UNKNOWN = "unknown"
 # Trying again cannot help with these.
 FATAL = frozenset({CONFIGURATION, CHECKPOINT, WRONG_STEP})
 
-# First match wins, so causes stand before the symptoms they bring about (a full disk also loses actors).
+# First match wins, so causes stand before the symptoms they bring about (a full disk also loses actors). verl warns of
+# every optional package it does not find, quoting the exception: only `Name: text`, as Python ends a traceback, counts.
 _SIGNS = (
     (STORAGE_FULL, r"No space left on device|Disk quota exceeded|OutOfDiskError"),
     (OUT_OF_GPU_MEMORY, r"CUDA out of memory|torch\.OutOfMemoryError|CUDA error: out of memory"),
-    (
-        OUT_OF_HOST_MEMORY,
-        r"OutOfMemoryError: Task was killed|ray\.exceptions\.OutOfMemoryError|Cannot allocate memory|\bMemoryError\b",
-    ),
-    (
-        CONFIGURATION,
-        r"Could not override|hydra\.errors\.|omegaconf\.errors\.|unexpected keyword argument|ModuleNotFoundError",
-    ),
-    (CONFIGURATION, r"is not the path to a directory|not supported and SGLang also not Found|real_train_batch_size"),
-    (
-        NETWORK,
-        r"NCCL error|ncclSystemError|ncclRemoteError|Gloo connectFullMesh failed|Connection timed out|Socket Timeout",
-    ),
+    (OUT_OF_HOST_MEMORY, r"OutOfMemoryError: Task was killed|ray\.exceptions\.OutOfMemoryError|\bMemoryError\b"),
+    (OUT_OF_HOST_MEMORY, r"Cannot allocate memory"),
+    (CONFIGURATION, r"Could not override|hydra\.errors\.\w+: |omegaconf\.errors\.\w+: |unexpected keyword argument"),
+    (CONFIGURATION, r"(ModuleNotFoundError|HFValidationError): |not supported and SGLang also not Found"),
+    (NETWORK, r"NCCL error|ncclSystemError|ncclRemoteError|Gloo connectFullMesh failed|Connection timed out"),
     (NODE_LOST, r"Owner's node has crashed|node.*has been marked dead|NodeDiedError|raylet.*died"),
     (NODE_LOST, r"ActorDiedError|The actor died|ActorUnavailableError"),
 )
 _PATTERNS = [(name, re.compile(pattern)) for name, pattern in _SIGNS]
+_EXCEPTION = re.compile(r"\b\w*(Error|Exception): ")
+_WIDTH = 300
 
 
 @dataclass(frozen=True)
@@ -63,20 +60,26 @@ class Evidence:
     lines: list[str]
 
 
-def classify(lines: Iterable[str], tail: int = 5) -> Evidence:
-    """The class the log speaks for; `unknown` with the last lines where nothing is recognised."""
+def classify(lines: Iterable[str]) -> Evidence:
+    """The class the driver's log speaks for, with up to three lines of it.
+
+    Where nothing is recognised, the class is `unknown` and the lines are the first exceptions, else the last lines.
+    """
     found: dict[str, list[str]] = {}
+    exceptions: list[str] = []
     last: list[str] = []
     for line in lines:
-        text = line.rstrip()
-        if not text:
+        text = clean(line)[:_WIDTH]
+        if not text or "Warning: " in text:
             continue
-        last = [*last[-(tail - 1) :], text]
+        last = [*last[-2:], text]
+        if _EXCEPTION.search(text) and text not in exceptions:
+            exceptions.append(text)
         for name, pattern in _PATTERNS:
             if pattern.search(text):
-                found.setdefault(name, []).append(text[:500])
+                found.setdefault(name, []).append(text)
                 break
     for name, _ in _SIGNS:
         if name in found:
             return Evidence(name, found[name][:3])
-    return Evidence(UNKNOWN, [line[:500] for line in last])
+    return Evidence(UNKNOWN, exceptions[:3] or last)

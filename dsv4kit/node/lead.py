@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -71,18 +72,24 @@ class Lead:
     def _bring_up_ray(self, own: preflight.NodeReport) -> None:
         """Starts the head at once and checks the other nodes' reports while it comes up."""
         log = self.attempt.node_file(".ray.log")
-        head = ray_cluster.start_head(own.address, self.spec.ray, self.temporary, self.env, self.attempt.dir, log)
-        watch = ray_cluster.start_readiness_watch(
-            own.address, self.spec.nodes, self.spec.ray, self.env, self.attempt.dir, log
-        )
-        while watch.poll() is None:
+        watch: subprocess.Popen[bytes] | None = None
+
+        def start() -> subprocess.Popen[bytes]:
+            nonlocal watch
+            common = (self.env, self.attempt.dir, log)
+            watch = ray_cluster.start_readiness_watch(own.address, self.spec.nodes, self.spec.ray, *common)
+            return ray_cluster.start_head(own.address, self.spec.ray, self.temporary, *common)
+
+        head = ray_cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        while watch is not None and watch.poll() is None:
             self._check_interrupts()
             self._check_nodes()
-            if head.poll() is not None:
-                raise AttemptError(ends.BRING_UP, [f"the Ray head ended with status {head.returncode}", *tail(log)])
+            if failure := head.failure(cluster_is_ready=False):
+                raise AttemptError(ends.BRING_UP, [failure, *tail(log)])
             time.sleep(_POLL_S)
-        if watch.returncode != 0:
+        if watch is None or watch.returncode != 0:
             self._blame_missing_nodes(log)
+        self.attempt.declare_ready()
 
     def _check_nodes(self) -> None:
         """Ends the attempt when a node's preflight failed or a node gave up."""
@@ -173,4 +180,3 @@ class Lead:
 
 def _named(reports: list[preflight.NodeReport]) -> list[str]:
     return [f"{report.host}: {problem}" for report in reports for problem in report.problems]
-

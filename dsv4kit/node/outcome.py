@@ -48,10 +48,10 @@ def decide(
     """(verdict, reason). Progress is what counts; `limit` attempts in a row without any stop the chain."""
     if reached >= total:
         return FINISHED, f"step {reached} of {total} is saved"
-    if end in ends.FATAL:
-        return STOP, f"{end}: trying again cannot help"
     if reached > start:
         return CONTINUE, f"step {reached} of {total} is saved"
+    if end in ends.FATAL:
+        return STOP, f"{end}: trying again cannot help"
     fruitless = 1
     for earlier in reversed(history):
         if earlier.advanced:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsv4kit.node import ports, processes
@@ -106,6 +107,27 @@ def start_readiness_watch(
     ]
     argv += [str(nodes), str(resources.gpus), str(resources.cpus), str(resources.ready_deadline_s)]
     return processes.start(argv, env, log, attempt_dir)
+
+
+class Starter:
+    """Keeps starting Ray on this node until it is up: `ray start` gives up by itself after 30 s on a busy machine."""
+
+    def __init__(self, start: Callable[[], subprocess.Popen[bytes]], deadline_s: float) -> None:
+        """`start` starts Ray's process; for `deadline_s` seconds it is started again when it ends."""
+        self._start = start
+        self._deadline = time.monotonic() + deadline_s
+        self.process = start()
+
+    def failure(self, cluster_is_ready: bool) -> str | None:
+        """Why Ray is down on this node for good, or None. Starts it again where that still makes sense."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        if cluster_is_ready or time.monotonic() > self._deadline:
+            return f"Ray on this node ended with status {status}"
+        processes.end_descendants(grace_s=1)
+        self.process = self._start()
+        return None
 
 
 def joined(attempt_dir: Path) -> list[str]:

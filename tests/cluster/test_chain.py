@@ -1,0 +1,215 @@
+"""Chains of segments on a real Slurm with a real Ray, over a stand-in trainer that needs a second where verl needs minutes."""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.config.loading import Override, load_settings, load_site
+from dsv4kit.launch.resume import Resumption
+from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.slurm import Slurm
+from dsv4kit.launch.state import RunState, read_state
+from dsv4kit.launch.submission import Submission
+from dsv4kit.node import ends
+from dsv4kit.sandbox.cluster import Sandbox
+from dsv4kit.sandbox.runtime import runtime_python
+
+STAND_IN = Path(__file__).parents[1] / "stand_in"
+
+
+class Cluster:
+    """Submits runs of the stand-in trainer to the sandbox and waits for what they do."""
+
+    def __init__(self, sandbox: Sandbox, root: Path, python: Path) -> None:
+        sandbox.share([root, python.parents[1], STAND_IN])
+        self.sandbox, self.root, self.python = sandbox, root, python
+        self.slurm = Slurm(sandbox.client_env)
+
+    def submit(self, name: str, *changes: tuple[str, object], fault: str = "", nodes: int = 2) -> RunDir:
+        run = RunDir(self.root / name)
+        settings = {
+            "recipe.module": "stand_in_trainer",
+            "env.PYTHONPATH": f"{run.kit}:{STAND_IN}",
+            "env.STAND_IN_FAULT": fault,
+            "hardware.min_memory_gib": 0.1,
+            "schedule.nodes": nodes,
+            "schedule.steps": 6,
+            "schedule.segment_steps": 2,
+            "schedule.save_freq": 1,
+            **dict(changes),
+        }
+        overrides = [Override(key, value, "test") for key, value in settings.items()]
+        resolved = load_settings("cpu", "tiny", "grpo", overrides)
+        submission = Submission(resolved, load_site("sandbox"), run, self.slurm, str(self.python), "/m", "/d")
+        submission.check()
+        submission.check_cluster()
+        submission.submit(print)
+        return run
+
+    def wait(
+        self, run: RunDir, until: Callable[[RunState], bool] = lambda state: state.over, limit_s: float = 150
+    ) -> RunState:
+        deadline = time.monotonic() + limit_s
+        while not until(state := read_state(run, self.slurm)):
+            assert time.monotonic() < deadline, json.dumps(state.as_dict(), indent=1)
+            self._skip_requeue_hold()
+            time.sleep(0.3)
+        return state
+
+    def nodes_of(self, job_id: str) -> str:
+        shown = self.slurm.run("scontrol", "show", "job", "-o", job_id)
+        return next(word.partition("=")[2] for word in shown.split() if word.startswith("NodeList="))
+
+    def _skip_requeue_hold(self) -> None:
+        """Slurm holds a requeued job for two minutes; a test need not."""
+        for line in self.slurm.run("squeue", "-h", "-o", "%i %r").splitlines():
+            job_id, reason = line.split(maxsplit=1)
+            if reason == "BeginTime":
+                self.slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(sandbox, tmp_path_factory.mktemp("runs with a space, it's $HOME"), runtime_python())
+    yield made
+    made.slurm.run("scancel", "--me")
+
+
+def steps(state: RunState) -> list[tuple[int | None, int | None]]:
+    return [(segment.start_step, segment.end_step) for segment in state.segments]
+
+
+def test_three_segments_make_six_steps_and_a_resume_makes_two_more(cluster: Cluster) -> None:
+    run = cluster.submit("whole")
+    state = cluster.wait(run)
+    assert state.verdict == "finished"
+    assert steps(state) == [(0, 2), (2, 4), (4, 6)]
+    assert {segment.end for segment in state.segments} == {ends.COMPLETED}
+    assert sorted(state.rewards) == [1, 2, 3, 4, 5, 6]
+    assert all(segment.state == "COMPLETED" for segment in state.segments)
+    assert all(segment.seconds["bring-up"] < 60 for segment in state.segments)
+
+    links = Resumption(run, cluster.slurm, steps=8).submit(print)
+    assert [link.segment for link in links] == [4]
+    state = cluster.wait(run)
+    assert (state.verdict, state.saved_step) == ("finished", 8)
+    assert steps(state)[-1] == (6, 8)
+
+    attempt = run.segment(1) / "attempt-0"
+    sampled = {path.stem for path in (attempt / "nodes").glob("*.csv")}
+    assert len(sampled) == 2
+    assert not list(Path("/tmp").glob("ray-*"))
+
+
+def test_a_crash_costs_one_segment_and_the_next_goes_on_from_the_checkpoint(cluster: Cluster) -> None:
+    state = cluster.wait(cluster.submit("crash", ("schedule.steps", 3), fault="crash@2"))
+    assert state.segments[0].end == ends.NETWORK
+    assert "NCCL error" in state.segments[0].evidence[0]
+    assert steps(state) == [(0, 1), (1, 3)]
+    assert state.verdict == "finished"
+
+
+def test_a_run_that_makes_no_progress_stops_and_cancels_the_rest(cluster: Cluster) -> None:
+    run = cluster.submit("stuck", fault="oom@1!")
+    state = cluster.wait(run)
+    assert state.verdict == "stopped"
+    assert "2 attempts in a row without progress" in state.reason
+    assert [segment.end for segment in state.segments] == [ends.OUT_OF_GPU_MEMORY, ends.OUT_OF_GPU_MEMORY, None]
+    assert [segment.state for segment in state.segments] == ["COMPLETED", "FAILED", "CANCELLED"]
+
+
+def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) -> None:
+    full = "head -c 100000000 /dev/zero > /dev/shm/full"
+    cluster.sandbox.exec("node2", ["bash", "-c", full])
+    shm_gib = 3.95
+    try:
+        size = cluster.sandbox.exec("node1", ["bash", "-c", "df --output=avail -B1 /dev/shm | tail -1"], capture=True)
+        shm_gib = int(size.stdout) / 2**30 - 0.05
+        changes = [("schedule.steps", 2), ("schedule.segment_steps", 1), ("hardware.min_shm_gib", shm_gib)]
+        run = cluster.submit("bad-node", *changes)
+        cluster.wait(run, lambda state: state.segments[0].over)
+        outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
+        assert outcome["end"] == ends.PREFLIGHT
+        assert outcome["excluded_nodes"] == ["node2"]
+        assert "node2: /dev/shm" in outcome["evidence"][0]
+        state = cluster.wait(run)
+        assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
+        assert steps(state) == [(0, 0), (0, 1)]
+        assert state.verdict == "incomplete"
+    finally:
+        cluster.sandbox.exec("node2", ["rm", "/dev/shm/full"])
+
+
+def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
+    run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
+    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
+    cluster.slurm.cancel([segment.job_id for segment in reversed(state.segments)])
+    state = cluster.wait(run)
+    assert {segment.state for segment in state.segments} == {"CANCELLED"}
+    assert state.segments[0].end == ends.TERMINATED
+    deadline = time.monotonic() + 30
+    while left := _run_processes(run):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Cluster) -> None:
+    run = cluster.submit("lost", ("env.STAND_IN_STEP_S", "2"), ("schedule.steps", 4), ("schedule.segment_steps", 4))
+    state = cluster.wait(run, lambda state: state.saved_step >= 1)
+    victim = cluster.nodes_of(state.segments[0].job_id)
+    node = f"node{victim.rstrip(']')[-1]}"
+    cluster.sandbox.kill_node(node)
+    try:
+        state = cluster.wait(run, limit_s=240)
+        assert state.verdict == "finished"
+        assert state.segments[0].attempts == 2
+        assert state.segments[0].start_step is not None
+        assert state.segments[0].start_step >= 1
+    finally:
+        cluster.sandbox.start_node(node)
+
+
+def test_a_lost_tracker_is_rebuilt_and_a_broken_checkpoint_set_aside(cluster: Cluster) -> None:
+    run = cluster.submit("broken", ("schedule.steps", 4))
+    cluster.wait(run)
+    checkpoints = run.path / "checkpoints"
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("")
+    shard = next((checkpoints / "global_step_4" / "actor").glob("model_*"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    Resumption(run, cluster.slurm, steps=6).submit(print)
+    state = cluster.wait(run)
+    assert steps(state)[-1] == (3, 5)
+    assert list((run.path / "quarantine").iterdir())
+    notes = json.loads((run.segment(3) / "attempt-0" / "outcome.json").read_text())["notes"]
+    assert any("fell back from step 4 to step 3" in note for note in notes)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) -> None:
+    run = cluster.submit("gone", ("schedule.steps", 2))
+    cluster.wait(run)
+    for step in (run.path / "checkpoints").glob("global_step_*"):
+        subprocess.run(["rm", "-r", step], check=True)
+    Resumption(run, cluster.slurm, steps=4).submit(print)
+    state = cluster.wait(run)
+    assert state.verdict == "stopped"
+    assert state.segments[-1].end == ends.CHECKPOINT
+    assert "not starting over" in state.segments[-1].evidence[0]
+
+
+def _run_processes(run: RunDir) -> list[str]:
+    """Command lines of processes, on any node, that name the run's directory."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(run.path) in line:
+                found.append(line)
+    return found

@@ -1,0 +1,166 @@
+"""The batch script, as text to review and as a program: shellcheck, and bash with stand-ins for Slurm's commands."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsv4kit import quoting
+from dsv4kit.config.loading import load_settings, load_site
+from dsv4kit.launch.executor import SegmentExecutor
+from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.run_dir import RunDir
+
+
+def script(run: Path, segment: int = 1, **slurm: Any) -> SegmentScript:
+    site = load_site("sandbox")
+    site = site.model_copy(update={"slurm": site.slurm.model_copy(update=slurm)})
+    return SegmentScript(load_settings("cpu", "tiny", "grpo").settings, site, RunDir(run), segment)
+
+
+def executor(run: Path, after: str | None = None) -> SegmentExecutor:
+    return SegmentExecutor(run / "segments/0001/submitit", script(run), "/env/bin/python", {"PATH": "/usr/bin"}, after)
+
+
+def test_the_script_of_the_main_job(golden: Callable[[str, str], None]) -> None:
+    golden("segment-cpu.sbatch", executor(Path("/shared/runs/first")).script_text())
+
+
+def test_a_site_with_everything_set(golden: Callable[[str, str], None]) -> None:
+    full = script(
+        Path("/shared/50% full, with spaces/full"),
+        partition="batch",
+        account="llm",
+        qos="high",
+        gpu_option="gres",
+        requeue=False,
+        extra=["--reservation=maintenance", "--comment=a"],
+    )
+    golden("segment-full.sbatch", full.render("python -m payload"))
+
+
+def test_the_chain_waits_with_afterany_and_starts_from_a_clean_environment() -> None:
+    command = executor(Path("/r"), after="41").sbatch_command("/r/script")
+    assert command == ["env", "-i", "PATH=/usr/bin", "sbatch", "--dependency=afterany:41", "/r/script"]
+
+
+@pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch"])
+def test_shellcheck_has_nothing_to_say(name: str) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    done = subprocess.run(["shellcheck", Path(__file__).parent / name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+class Host:
+    """A batch host whose Slurm commands are scripts that note how they were called."""
+
+    def __init__(self, root: Path) -> None:
+        self.run = root / "it's a `$dir`" / "run"
+        self.segment = self.run / "segments" / "0001"
+        self.segment.mkdir(parents=True)
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        self.calls = root / "calls"
+        self.calls.touch()
+        self.command("scancel", "")
+        self.command("scontrol", "")
+        self.command("squeue", "echo 12; echo 13")
+
+    def command(self, name: str, body: str) -> None:
+        path = self.bin / name
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> {quoting.shell(str(self.calls))}\n{body}\n')
+        path.chmod(0o755)
+
+    def start(self) -> "subprocess.Popen[str]":
+        text = script(self.run).render("payload")
+        env = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", "SLURM_CPU_BIND": "x", "SBATCH_X": "y"}
+        return subprocess.Popen(
+            ["bash", "-c", text], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def finish(self) -> tuple[int, str]:
+        process = self.start()
+        output, _ = process.communicate(timeout=20)
+        return process.returncode, output
+
+    def verdict(self, verdict: str) -> str:
+        return f"echo {verdict} > {quoting.shell(str(self.segment))}/verdict"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+@pytest.mark.parametrize(("verdict", "status"), [("finished", 0), ("stop", 1)])
+def test_the_end_of_the_run_cancels_the_segments_still_waiting(host: Host, verdict: str, status: int) -> None:
+    host.command("srun", host.verdict(verdict))
+    assert host.finish()[0] == status
+    assert f"scancel --me --name={RunDir(host.run).job_name} --state=PENDING" in host.calls.read_text()
+
+
+def test_a_segment_that_goes_on_cancels_nothing(host: Host) -> None:
+    host.command("srun", host.verdict("continue"))
+    assert host.finish()[0] == 0
+    assert "scancel" not in host.calls.read_text()
+    assert "scontrol" not in host.calls.read_text()
+
+
+def test_nodes_to_avoid_are_passed_on_to_every_waiting_segment(host: Host) -> None:
+    host.command(
+        "srun", f"printf n1,n2 > {quoting.shell(str(host.segment))}/excluded_nodes; {host.verdict('continue')}"
+    )
+    host.finish()
+    calls = host.calls.read_text()
+    assert "scontrol update JobId=12 ExcNodeList=n1,n2" in calls
+    assert "scontrol update JobId=13 ExcNodeList=n1,n2" in calls
+
+
+def test_agents_that_left_no_verdict_fail_the_job_and_leave_the_chain_alone(host: Host) -> None:
+    host.command("srun", "exit 143")
+    status, output = host.finish()
+    assert status == 1
+    assert "verdict lost, srun status 143" in output
+    assert "scancel" not in host.calls.read_text()
+
+
+def test_a_verdict_of_an_earlier_attempt_does_not_count(host: Host) -> None:
+    (host.segment / "verdict").write_text("finished\n")
+    host.command("srun", "exit 1")
+    assert "verdict lost" in host.finish()[1]
+
+
+def test_there_is_one_srun_with_a_scrubbed_environment(host: Host) -> None:
+    host.command("srun", f"env > {quoting.shell(str(host.run))}/env; {host.verdict('continue')}")
+    host.finish()
+    calls = [line for line in host.calls.read_text().splitlines() if line.startswith("srun")]
+    assert len(calls) == 1
+    assert "--kill-on-bad-exit=1" in calls[0]
+    seen = dict(line.split("=", 1) for line in (host.run / "env").read_text().splitlines() if "=" in line)
+    assert "SLURM_CPU_BIND" not in seen
+    assert "SBATCH_X" not in seen
+    assert seen["RAY_AUTH_MODE"] == "token"
+    assert len(seen["RAY_AUTH_TOKEN"]) == 64
+    assert seen["PYTHONPATH"] == f"{host.run}/kit"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_signals_do_not_end_the_script_before_the_agents(host: Host, number: signal.Signals) -> None:
+    wait = f"touch {quoting.shell(str(host.run))}/up; while [ ! -e {quoting.shell(str(host.run))}/go ]; do sleep 0.05; done"
+    host.command("srun", f"{wait}; {host.verdict('continue')}")
+    process = host.start()
+    while not (host.run / "up").exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    time.sleep(0.3)
+    assert process.poll() is None
+    assert (host.segment / "STOP").exists() == (number == signal.SIGUSR1)
+    (host.run / "go").touch()
+    assert process.wait(timeout=20) == 0

@@ -1,0 +1,94 @@
+"""Stands in for verl's driver where a test is about the kit and not about training: same arguments, files and log lines.
+
+It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes the metrics file,
+and misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!".
+"""
+
+import json
+import os
+import re
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+
+def argument(key: str) -> str:
+    """The last override of that key, without its quotes."""
+    found = [word.partition("=")[2] for word in sys.argv[1:] if word.lstrip("+").startswith(f"{key}=")]
+    return found[-1].strip("'")
+
+
+def save(directory: Path, step: int, ranks: int) -> None:
+    """A checkpoint as verl's FSDP engine lays it out, the tracker last."""
+    actor = directory / f"global_step_{step}" / "actor"
+    actor.mkdir(parents=True, exist_ok=True)
+    files = [
+        actor / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
+        for kind in ("model", "optim", "extra_state")
+        for rank in range(ranks)
+    ]
+    for path in [*files, actor.parent / "data.pt"]:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", f"step {step}")
+    (actor / "fsdp_config.json").write_text(json.dumps({"FSDP_version": 2, "world_size": ranks}))
+    huggingface = actor / "huggingface"
+    huggingface.mkdir(exist_ok=True)
+    (huggingface / "config.json").write_text("{}")
+    (directory / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+
+def due_fault(step: int, marker: Path) -> str:
+    """The fault to commit before this step, if any."""
+    match = re.fullmatch(r"([a-z-]+)@(\d+)(!?)", os.environ.get("STAND_IN_FAULT", ""))
+    if not match or int(match[2]) != step or (marker.exists() and not match[3]):
+        return ""
+    marker.touch()
+    return match[1]
+
+
+def main() -> int:
+    """One run of the driver, up to trainer.total_training_steps."""
+    directory = Path(argument("trainer.default_local_dir"))
+    directory.mkdir(parents=True, exist_ok=True)
+    total, save_freq = int(argument("trainer.total_training_steps")), int(argument("trainer.save_freq"))
+    ranks = int(argument("trainer.nnodes")) * int(argument("trainer.n_gpus_per_node"))
+    tracker = directory / "latest_checkpointed_iteration.txt"
+    step = int(tracker.read_text()) if tracker.exists() else 0
+    if step:
+        print(
+            f"(TaskRunnerV1 pid=1) Resuming from {directory}/global_step_{step}, setting global step to {step}",
+            flush=True,
+        )
+    else:
+        print("(TaskRunnerV1 pid=1) Training from scratch", flush=True)
+    with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("w") as metrics:
+        while step < total:
+            step += 1
+            fault = due_fault(step, directory.parent / "fault-committed")
+            if fault == "crash":
+                print("RuntimeError: NCCL error: unhandled system error", flush=True)
+                return 1
+            if fault == "oom":
+                print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", flush=True)
+                return 1
+            if fault == "hang":
+                time.sleep(3600)
+            if fault == "no-save":
+                return 0
+            time.sleep(float(os.environ.get("STAND_IN_STEP_S", "0.2")))
+            if step % save_freq == 0 or step == total:
+                save(directory, step, ranks)
+            metrics.write(
+                json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "timing_s/step": 0.2}}) + "\n"
+            )
+            metrics.flush()
+            print(
+                f"(TaskRunnerV1 pid=1) step:{step} - training/global_step:{step} - critic/score/mean:{step / 100}",
+                flush=True,
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The house keeps its shape: who may import whom, what the nodes may import, and what may start quickly."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.launch.freeze import freeze
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "dsv4kit"
+
+# Package -> what it may import of the kit. `node` and `plugin` run where the control plane is not installed.
+ALLOWED = {
+    "config": {"config", "errors"},
+    "plan": {"config", "errors", "plan"},
+    "trainer": {"config", "errors", "quoting", "trainer"},
+    "plugin": {"plugin"},
+    "node": {"node", "trainer"},
+    "sandbox": {"config", "errors", "sandbox", "launch"},
+    "launch": {"config", "errors", "launch", "node", "plan", "quoting", "trainer"},
+}
+NODE_MAY_USE_OF_TRAINER = {
+    "checkpoint_files",
+    "checkpoint_repair",
+    "checkpoints",
+    "driver_log",
+    "metrics",
+    "retention",
+}
+
+
+def kit_imports(path: Path) -> set[str]:
+    """Dotted names below `dsv4kit.` that the module imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.removeprefix("dsv4kit.") for name in found if name.startswith("dsv4kit.")}
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_imports_run_one_way(package: str) -> None:
+    for path in (PACKAGE / package).rglob("*.py"):
+        reached = {name.partition(".")[0] for name in kit_imports(path)} - {"__version__"}
+        assert reached <= ALLOWED[package], path
+
+
+def test_the_nodes_use_only_the_parts_of_trainer_that_need_nothing() -> None:
+    for path in (PACKAGE / "node").glob("*.py"):
+        used = {name.split(".")[1] for name in kit_imports(path) if name.startswith("trainer.")}
+        assert used <= NODE_MAY_USE_OF_TRAINER, path
+
+
+def test_the_frozen_kit_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    freeze(tmp_path / "kit")
+    modules = [f"dsv4kit.node.{path.stem}" for path in (PACKAGE / "node").glob("*.py") if path.stem != "__init__"]
+    script = (
+        f"import sys; sys.path[:0] = [{str(tmp_path / 'kit')!r}]\n"
+        f"import submitit.core._submit, submitit.slurm.slurm\n"
+        f"import importlib\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "outside = {m.split('.')[0] for m in sys.modules if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '')}\n"
+        "print(sorted(outside))\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_frozen_kit_has_no_compiled_leftovers_and_no_control_plane(tmp_path: Path) -> None:
+    freeze(tmp_path / "kit")
+    names = {str(path.relative_to(tmp_path / "kit")) for path in (tmp_path / "kit").rglob("*") if path.is_file()}
+    assert not any(name.endswith(".pyc") for name in names)
+    assert "dsv4kit/node/agent.py" in names
+    assert "dsv4kit/plugin/deterministic.yaml" in names
+    assert not any(name.startswith(("dsv4kit/cli", "dsv4kit/launch", "dsv4kit/config")) for name in names)
+
+
+def test_help_imports_nothing_slow() -> None:
+    script = (
+        "import sys; from dsv4kit.cli.main import build_parser; build_parser();"
+        "print([m for m in ('submitit', 'hydra', 'pydantic', 'jinja2', 'yaml', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,193 @@
+"""The command line: what it takes, from make or directly, and how it says no."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.cli import main, variables
+from dsv4kit.cli.submit import overrides_of
+from dsv4kit.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DSV4KIT_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runs: Path) -> Refused:
+    """Runs the console script with these words; it must refuse with one line, exit code 2, and leave nothing behind."""
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dsv4kit", *words])
+        assert main.main() == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("dsv4kit: ")
+        assert err.count("\n") == 1
+        assert not runs.exists() or not any(runs.iterdir())
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["submit"], "HW is not set; known: "),
+        (["submit", "--hw=cqu"], "HW='cqu': no such name"),
+        (["submit", "--hw=cpu", "--model=tinny"], "MODEL='tinny': no such name; known: "),
+        (["submit", "--hw=cpu", "--recipe=ppo"], "RECIPE='ppo': no such name"),
+        (["submit", "--hw=cpu", "--site=sandbx"], "(did you mean 'sandbox'?)"),
+        (["submit", "--hw=cpu", "--nods=2"], "unrecognized arguments: --nods=2 (did you mean '--nodes'?)"),
+        (["submit", "--hw=cpu", "--nodes=0"], "NODES=0"),
+        (["submit", "--hw=cpu", "--steps=-3"], "STEPS=-3"),
+        (["submit", "--hw=cpu", "--run=a/b"], "RUN='a/b': a run's name has letters"),
+        (["submit", "--hw=cpu", "--run=a b"], "RUN='a b'"),
+        (["submit", "--hw=cpu", "--run=$(id)"], "RUN='$(id)'"),
+        (["submit", "--hw=cpu", "--run=../x"], "RUN='../x'"),
+        (["submit", "--hw=cpu", "--run="], "RUN=''"),
+        (["submit", "--hw=cpu", "--model-path=/none/such"], "MODEL_PATH=/none/such: '/none/such' does not exist"),
+        (["submit", "--hw=cpu", "--model-path=here"], "absolute path"),
+        (
+            ["submit", "--hw=cpu", "--train-file=/none.parquet"],
+            "TRAIN_FILE=/none.parquet: '/none.parquet' does not exist",
+        ),
+        (["submit", "--hw=cpu", "--verl=trainer.nodes=2"], "has no key 'trainer.nodes' (did you mean"),
+        (["submit", "--hw=cpu", "--verl=trainer.nnodes=2"], "the kit sets this key itself, from NODES"),
+        (["submit", "--hw=cpu", "--set=schedule.step=2"], "(did you mean 'steps'?)"),
+        (["submit", "--hw=cpu", "--set=nonsense"], "is not of the form key=value"),
+        (["submit", "--hw=cpu", "--time=soon"], "TIME=soon"),
+        (["status"], "no run in"),
+        (["logs", "nothing"], "no such run"),
+        (["resume", "--run=$(id)"], "RUN='$(id)'"),
+        (["cancel", "nothing"], "no such run"),
+        (["statsu"], "(did you mean 'status'?)"),
+        (["profiles", "show", "grpo-tiny-cqu"], "(did you mean 'grpo-tiny-cpu'?)"),
+    ],
+)
+def test_a_mistake_is_one_line(refused: Refused, words: list[str], expected: str) -> None:
+    assert expected in refused(*words)
+
+
+def test_a_run_that_exists_is_not_overwritten(
+    refused: Refused, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "other-runs"
+    (elsewhere / "first").mkdir(parents=True)
+    monkeypatch.setenv("DSV4KIT_RUNS", str(elsewhere))
+    assert "RUN='first': exists already" in refused("submit", "--hw=cpu", "--run=first")
+
+
+def test_slurm_out_of_reach_is_one_line(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site.yaml"
+    text = (ROOT / "slurm" / "sites" / "sandbox.yaml").read_text()
+    site.write_text(
+        text.replace("name: sandbox", "name: elsewhere").replace("python: null", "python: /usr/bin/python3")
+    )
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Slurm is not reachable: there is no sinfo" in refused("submit", "--hw=cpu", f"--site={site}")
+
+
+def test_a_full_disk_is_one_line(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/runs/x")
+
+    monkeypatch.setattr("dsv4kit.cli.submit.request", full)
+    assert "/runs/x: No space left on device" in refused("submit", "--hw=cpu")
+
+
+def test_variables_of_make_become_options() -> None:
+    environ = {
+        variables.NAMES: "HW RUN SET DRY_RUN",
+        "DSV4KIT_MAKE_HW": "cpu",
+        "DSV4KIT_MAKE_RUN": "$(id)",
+        "DSV4KIT_MAKE_SET": "a.b=1 'c=2 3'",
+        "DSV4KIT_MAKE_DRY_RUN": "1",
+    }
+    options = variables.options_from_make("submit", environ)
+    assert options == ["--hw=cpu", "--run=$(id)", "--set=a.b=1", "--set=c=2 3", "--dry-run"]
+
+
+def test_a_misspelt_variable_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown variable NODE; allowed: .*\(did you mean 'NODES'\?\)"):
+        variables.options_from_make("submit", {variables.NAMES: "NODE"})
+
+
+def test_a_flag_takes_yes_and_no_only() -> None:
+    assert variables.options_from_make("submit", {variables.NAMES: "FOLLOW", "DSV4KIT_MAKE_FOLLOW": "0"}) == [
+        "--no-follow"
+    ]
+    with pytest.raises(UserError, match="DRY_RUN='perhaps'"):
+        variables.options_from_make("submit", {variables.NAMES: "DRY_RUN", "DSV4KIT_MAKE_DRY_RUN": "perhaps"})
+
+
+def test_every_setting_in_the_table_exists() -> None:
+    from dsv4kit.config.loading import load_settings
+    from dsv4kit.config.tree import leaves
+
+    known = {key for key, _ in leaves(load_settings("cpu", "tiny", "grpo").settings.model_dump())}
+    assert {variable.setting for variable in variables.SETTINGS} <= known
+
+
+def test_values_arrive_as_they_were_typed() -> None:
+    hostile = 'it\'s $HOME `id` "x" |*\n é'
+    args = main.build_parser().parse_args(
+        ["submit", f"--verl=trainer.project_name={hostile}", f"--set=description={hostile}"]
+    )
+    assert [override.value for override in overrides_of(args)] == [hostile, hostile]
+
+
+def make(*words: str) -> "subprocess.CompletedProcess[str]":
+    """make with the real Makefile, and a stand-in for the kit that prints what it was handed."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS", "DSV4KIT_MAKE"))}
+    return subprocess.run(["make", "-C", str(ROOT), "-s", *words], capture_output=True, text=True, env=clean)
+
+
+@pytest.fixture
+def handed_over(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """The variables the Makefile hands to the kit for these words."""
+    kit = tmp_path / "kit"
+    kit.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DSV4KIT_MAKE')} | {'argv': sys.argv[1:]}))\n"
+    )
+    kit.chmod(0o755)
+
+    def run(*words: str) -> dict[str, str]:
+        done = make("submit", "-o", "setup", f"KIT={kit}", *words)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, str] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("value", ["$(shell touch {0})", "`touch {0}`", "$$x", "a b 'c'", 'é|*"', "$(id)", "#x", "%"])
+def test_make_hands_values_over_untouched(
+    handed_over: Callable[..., dict[str, str]], tmp_path: Path, value: str
+) -> None:
+    value = value.format(tmp_path / "pwned")
+    assert handed_over(f"RUN={value}")["DSV4KIT_MAKE_RUN"] == value
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_make_names_every_variable_it_was_given(handed_over: Callable[..., dict[str, str]]) -> None:
+    found = handed_over("HW=cpu", "NODE=2")
+    assert {"HW", "NODE"} <= set(found[variables.NAMES].split())
+    assert found["argv"] == ["--make", "submit"]  # type: ignore[comparison-overlap]
+
+
+def test_make_help_lists_every_target() -> None:
+    listed = make("help").stdout
+    for target in ("setup", "submit", "status", "logs", "resume", "cancel", "test", "test-e2e", "lint", "bench"):
+        assert f"make {target} " in listed

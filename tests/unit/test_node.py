@@ -1,0 +1,271 @@
+"""The parts of the agent, each by itself."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.node import address, ends, environment, files, ports, preflight, processes, ray_cluster
+from dsv4kit.node.phases import Phases
+from dsv4kit.node.ray_ready import complete
+from dsv4kit.node.sampler import Sampler, sample
+from dsv4kit.node.spec import Limits, NodeSpec, RayResources
+
+RESOURCES = RayResources(cpus=8, gpus=1, object_store_bytes=300_000_000, ready_deadline_s=60)
+
+
+def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
+    fields: dict[str, object] = {
+        "run": "r",
+        "run_dir": str(run_dir),
+        "nodes": 1,
+        "total_steps": 6,
+        "segment_steps": 3,
+        "checkpoint_dir": str(run_dir / "checkpoints"),
+        "quarantine_dir": str(run_dir / "quarantine"),
+        "checkpoint_contents": ["model", "optimizer", "extra"],
+        "module": "stand_in_trainer",
+        "overrides": [
+            f"trainer.default_local_dir='{run_dir}/checkpoints'",
+            "trainer.save_freq=2",
+            "trainer.nnodes=1",
+            "trainer.n_gpus_per_node=1",
+        ],
+        "env": {},
+        "interface": None,
+        "scratch_dir": "/tmp",
+        "sample_interval_s": 0.05,
+        "ray": RESOURCES,
+        "limits": Limits(min_memory_bytes=1, min_shm_bytes=1, stall_s=30, max_attempts_without_progress=2),
+    }
+    return NodeSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+class TestFiles:
+    def test_a_file_is_written_as_a_whole(self, tmp_path: Path) -> None:
+        files.write_json(tmp_path / "deep" / "x.json", {"é": 1})
+        assert files.read_json(tmp_path / "deep" / "x.json") == {"é": 1}
+        assert list((tmp_path / "deep").iterdir()) == [tmp_path / "deep" / "x.json"]
+
+    def test_what_is_not_there_or_not_json_reads_as_none(self, tmp_path: Path) -> None:
+        (tmp_path / "half.json").write_text('{"a": ')
+        assert files.read_json(tmp_path / "half.json") is None
+        assert files.read_json(tmp_path / "none" / "x.json") is None
+
+    def test_a_line_cut_short_is_left_out(self, tmp_path: Path) -> None:
+        files.append_json(tmp_path / "lines", {"a": 1})
+        with (tmp_path / "lines").open("a") as file:
+            file.write('{"a": 2')
+        assert files.read_json_lines(tmp_path / "lines") == [{"a": 1}]
+
+
+class TestPorts:
+    def test_all_lie_below_9000_and_none_twice(self) -> None:
+        fixed = list(ports.FIXED.values())
+        assert len(set(fixed)) == len(fixed)
+        assert all(1024 < port < 9000 for port in [*fixed, ports.WORKER_FIRST, ports.WORKER_LAST])
+        assert not any(ports.WORKER_FIRST <= port <= ports.WORKER_LAST for port in [*fixed, 8265])
+
+    def test_every_fixed_port_is_given_to_ray(self) -> None:
+        words = " ".join(ray_cluster.head_arguments("10.0.0.1", RESOURCES, Path("/tmp/r")))
+        assert all(f"={port}" in words for port in ports.FIXED.values())
+
+
+class TestRay:
+    def test_a_worker_gets_no_head_options(self) -> None:
+        words = ray_cluster.worker_arguments("10.0.0.2", RESOURCES)
+        assert not any(word.startswith(("--head", "--temp-dir", "--port=")) for word in words)
+        assert "--num-gpus=1" in words
+
+    def test_sockets_below_the_temporary_directory_fit(self) -> None:
+        assert ray_cluster.temp_dir("/tmp", "123456789", 3) == Path("/tmp/ray-123456789-3")
+        with pytest.raises(ValueError, match="bytes too long for Ray's sockets"):
+            ray_cluster.temp_dir("/scratch/" + "x" * 60, "1", 0)
+
+    def test_a_node_counts_once_it_is_alive_with_all_its_resources(self) -> None:
+        class Node:
+            def __init__(self, host: str, state: int, gpu: float) -> None:
+                self.node_manager_address, self.state, self.resources_total = host, state, {"GPU": gpu, "CPU": 8.0}
+
+        nodes = [Node("b", 0, 1), Node("a", 0, 1), Node("dead", 1, 1), Node("half", 0, 0.5)]
+        assert complete(nodes, gpus=1, cpus=8) == ["a", "b"]
+        assert complete(nodes, gpus=1, cpus=9) == []
+
+    def test_ray_is_started_again_until_the_cluster_is_ready(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; sys.path.insert(0, sys.argv[1])\n"
+            "import subprocess, time\n"
+            "from dsv4kit.node.ray_cluster import Starter\n"
+            "started = []\n"
+            "def start():\n"
+            "    started.append(subprocess.Popen(['false'])); started[-1].wait(); return started[-1]\n"
+            "ray = Starter(start, deadline_s=60)\n"
+            "print(ray.failure(cluster_is_ready=False), len(started), ray.failure(cluster_is_ready=True))\n"
+        )
+        root = str(Path(__file__).parents[2])
+        done = subprocess.run([sys.executable, "-c", script, root], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "None 2 Ray on this node ended with status 1"
+
+    def test_logs_are_kept_smallest_first_up_to_a_limit(self, tmp_path: Path) -> None:
+        logs = tmp_path / "r" / "session_2026-01-01_x" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "big").write_text("x" * 100)
+        (logs / "small").write_text("x")
+        (logs / "empty").touch()
+        ray_cluster.keep_logs(tmp_path / "r", tmp_path / "kept", limit_bytes=50)
+        assert [path.name for path in (tmp_path / "kept").iterdir()] == ["small"]
+
+
+class TestEnvironment:
+    def test_what_misleads_verl_is_taken_out_and_the_runs_own_put_in(self, tmp_path: Path) -> None:
+        spec = node_spec(tmp_path, env={"OMP_NUM_THREADS": "1"}, interface="eth0")
+        env = environment.build({"PATH": "/bin", "ROCR_VISIBLE_DEVICES": "0"}, spec, tmp_path / "attempt-0")
+        assert "ROCR_VISIBLE_DEVICES" not in env
+        assert env["OMP_NUM_THREADS"] == "1"
+        assert env["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert env["VERL_FILE_LOGGER_PATH"] == str(tmp_path / "attempt-0" / "metrics.jsonl")
+
+    def test_the_spec_survives_its_file(self, tmp_path: Path) -> None:
+        spec = node_spec(tmp_path, overrides=["a='$x `y` \" é'"])
+        files.write_json(tmp_path / "node.json", spec.as_dict())
+        assert NodeSpec.load(tmp_path) == spec
+
+
+class TestAddress:
+    def test_an_interface_has_an_address(self) -> None:
+        assert address.interface_address("lo") == "127.0.0.1"
+
+    def test_an_unknown_interface_lists_those_there_are(self) -> None:
+        with pytest.raises(address.AddressError, match=r"'nope0' has no IPv4 address here; interfaces: .*lo"):
+            address.own_address("nope0")
+
+    def test_a_loopback_address_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+        with pytest.raises(address.AddressError, match=r"resolves to 127\.0\.1\.1; set network\.interface"):
+            address.own_address(None)
+
+
+class TestPreflight:
+    def test_a_node_with_everything_has_no_problems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert preflight.check(node_spec(tmp_path), "127.0.0.1", tmp_path).problems == []
+
+    def test_what_is_missing_is_named_with_its_number(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        limits = Limits(min_memory_bytes=2**60, min_shm_bytes=2**60, stall_s=1, max_attempts_without_progress=1)
+        spec = node_spec(tmp_path, limits=limits, scratch_dir=str(tmp_path / "none"))
+        problems = "\n".join(preflight.check(spec, "127.0.0.1", tmp_path).problems)
+        assert "GiB available, 1073741824.0 GiB needed" in problems
+        assert "/dev/shm" in problems
+        assert "not there or not writable" in problems
+        assert "0 GPUs given by Slurm" in problems
+
+    def test_a_port_in_use_is_named_with_its_purpose(self, tmp_path: Path) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", ports.OBJECT_MANAGER))
+            taken.listen()
+            problems = preflight.check(node_spec(tmp_path), "127.0.0.1", tmp_path).problems
+        assert any("6381 (object manager)" in problem for problem in problems)
+
+    def test_a_clock_far_from_the_others_is_named(self) -> None:
+        reports = [preflight.NodeReport(f"n{i}", "", time=1000.0 + offset) for i, offset in enumerate([0, 1, 2, 400])]
+        assert preflight.clock_skew(reports) == ["n3: its clock is +398 s off"]
+        assert preflight.clock_skew([]) == []
+
+
+class TestProcesses:
+    def test_a_process_that_ignores_sigterm_is_ended_all_the_same(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        process = processes.start(
+            ["bash", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"], os.environ, log, tmp_path
+        )
+        while "up" not in log.read_text():
+            time.sleep(0.01)
+        assert processes.end(process, grace_s=0.2) == -signal.SIGKILL
+
+    def test_orphans_of_orphans_are_ended_too(self, tmp_path: Path) -> None:
+        script = (
+            "import sys; sys.path.insert(0, sys.argv[1])\n"
+            "import subprocess, time\n"
+            "from dsv4kit.node import processes\n"
+            "processes.adopt_orphans()\n"
+            "subprocess.run(['bash', '-c', '(setsid sleep 300 & echo $! > pid) & (setsid setsid sleep 300 &) &'])\n"
+            "while len(processes.descendants(__import__('os').getpid())) < 2: time.sleep(0.01)\n"
+            "print(len(processes.end_descendants(grace_s=1)) >= 2, len(processes.descendants(__import__('os').getpid())))\n"
+        )
+        root = str(Path(__file__).parents[2])
+        done = subprocess.run(
+            [sys.executable, "-c", script, root], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == ["True", "0"]
+        assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+class TestSampler:
+    def test_a_sample_has_the_memory_of_the_node(self) -> None:
+        values = sample()
+        assert values["memory_used_mib"] > 0
+        assert "shm_used_mib" in values
+
+    def test_lines_are_added_until_it_is_stopped(self, tmp_path: Path) -> None:
+        sampler = Sampler(tmp_path / "node.csv", interval_s=0.01)
+        sampler.start()
+        while not (tmp_path / "node.csv").exists() or len((tmp_path / "node.csv").read_text().splitlines()) < 3:
+            time.sleep(0.01)
+        sampler.stop()
+        lines = (tmp_path / "node.csv").read_text().splitlines()
+        assert lines[0].startswith("time,memory_used_mib,")
+        assert {line.count(",") for line in lines} == {lines[0].count(",")}
+
+
+class TestEnds:
+    @pytest.mark.parametrize(
+        ("line", "end"),
+        [
+            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", ends.OUT_OF_GPU_MEMORY),
+            (
+                "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
+                ends.OUT_OF_HOST_MEMORY,
+            ),
+            ("OSError: [Errno 28] No space left on device", ends.STORAGE_FULL),
+            ("Could not override 'actor_rollout_ref.rollout.nmae'.", ends.CONFIGURATION),
+            ("RuntimeError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error", ends.NETWORK),
+            ("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", ends.NODE_LOST),
+            ("ModuleNotFoundError: No module named 'verl'", ends.CONFIGURATION),
+            (
+                "UserWarning: veomni engine is not available: ModuleNotFoundError(\"No module named 'veomni'\")",
+                ends.UNKNOWN,
+            ),
+            ("something nobody has seen before", ends.UNKNOWN),
+        ],
+    )
+    def test_the_log_tells_the_class(self, line: str, end: str) -> None:
+        evidence = ends.classify(["starting\n", line + "\n"])
+        assert evidence.end == end
+        assert line in evidence.lines or "Warning" in line
+
+    def test_the_cause_wins_over_the_symptoms_it_brings(self) -> None:
+        log = ["ActorDiedError: The actor died\n", "OSError: [Errno 28] No space left on device\n", "The actor died\n"]
+        assert ends.classify(log).end == ends.STORAGE_FULL
+
+    def test_what_is_not_recognised_shows_its_first_exceptions(self) -> None:
+        log = [
+            "(EngineCore pid=630) ERROR core.py:1351] RuntimeError: the cause\n",
+            "Traceback\n",
+            "EngineDeadError: later\n",
+        ]
+        evidence = ends.classify(log)
+        assert evidence.end == ends.UNKNOWN
+        assert "RuntimeError: the cause" in evidence.lines[0]
+
+
+def test_phases_are_lines_with_their_time(tmp_path: Path) -> None:
+    phases = Phases(tmp_path / "phases.jsonl")
+    phases.begin("a")
+    phases.begin("b")
+    assert [mark["phase"] for mark in files.read_json_lines(tmp_path / "phases.jsonl")] == ["a", "b"]

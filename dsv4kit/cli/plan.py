@@ -1,0 +1,129 @@
+"""`dsv4kit plan`: what fits, how big, how long, before any node-hour."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.variables import FREE, SELECTION, SETTINGS
+
+if TYPE_CHECKING:
+    from dsv4kit.plan.calibration import Site
+    from dsv4kit.plan.inputs import Question
+
+# As submit refuses what cannot work.
+_IMPOSSIBLE = 3
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Registers the verb."""
+    parser = subparsers.add_parser(
+        "plan", help="what fits, how big, how long", description="What fits, how big, how long. Exit code 3: no fit."
+    )
+    add_variables(parser, (*SELECTION, *SETTINGS, *FREE))
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--explain", action="store_true", help="the formulas with their numbers, and every constant")
+    parser.add_argument("--search", action="store_true", help="the best legal layouts for these nodes")
+    parser.add_argument("--calibrate", metavar="RUN_DIR", help="fit the site's constants to a run, and keep them")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan; 3 where it does not fit."""
+    import json
+
+    if args.calibrate:
+        return _calibrate(args.calibrate, args.site)
+    asked, site_name = _question(args)
+    if asked is None:
+        print(json.dumps({"verdict": None}) if args.json else "this model has no geometry: there is nothing to plan")
+        return 0
+    from dsv4kit.plan.calibration import coefficients_for
+
+    site = coefficients_for(site_name)
+    return _search(asked, site, args.json) if args.search else _plan(asked, site, args.json, args.explain)
+
+
+def _plan(asked: Question, site: Site, as_json: bool, with_formulas: bool) -> int:
+    import json
+
+    from dsv4kit.plan.core import evaluate
+    from dsv4kit.plan.levers import levers
+
+    plan = evaluate(asked, site.coefficients, site.points)
+    if as_json:
+        from dsv4kit.plan import as_json as form
+
+        print(json.dumps(form.as_json(plan, levers(plan)), indent=2))
+    else:
+        from dsv4kit.plan.explain import explain
+        from dsv4kit.plan.table import render
+
+        print(render(plan, levers(plan) if plan.verdict.verdict != "fit" or with_formulas else ()))
+        if with_formulas:
+            print("\n" + explain(plan))
+    return 0 if plan.verdict.fits else _IMPOSSIBLE
+
+
+def _search(asked: Question, site: Site, as_json: bool) -> int:
+    import json
+
+    from dsv4kit.plan.search import search
+
+    found = search(asked, site.coefficients)
+    if as_json:
+        from dsv4kit.plan.as_json import candidates_json
+
+        print(json.dumps({"candidates": candidates_json(found)}, indent=2))
+    else:
+        from dsv4kit.plan.table import render_search
+
+        print(render_search(found))
+    return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
+
+
+def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
+    from dsv4kit.cli.submit import overrides_of
+    from dsv4kit.config.loading import hardware_defaults, load_settings, names
+    from dsv4kit.errors import UserError
+    from dsv4kit.plan.from_settings import question
+
+    if not args.hw:
+        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: make plan HW=h100")
+    defaults = hardware_defaults(args.hw)
+    model, recipe = args.model or defaults.get("model"), args.recipe or defaults.get("recipe")
+    for name, value in (("MODEL", model), ("RECIPE", recipe)):
+        if not value:
+            raise UserError(f"{name} is not set, and HW={args.hw} has no default for it")
+    resolved = load_settings(args.hw, str(model), str(recipe), overrides_of(args))
+    return question(resolved.settings), args.site or defaults.get("site")
+
+
+def _calibrate(run_dir: str, site: str | None) -> int:
+    from pathlib import Path
+
+    import yaml
+    from pydantic import ValidationError
+
+    from dsv4kit.config.schema import Settings
+    from dsv4kit.errors import UserError
+    from dsv4kit.plan.calibration import calibrate
+    from dsv4kit.plan.from_settings import question
+
+    path = Path(run_dir) / "run.yaml"
+    try:
+        frozen = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = Settings.model_validate(frozen["settings"])
+        site = site or str(frozen["site"]["name"])
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValidationError, KeyError, TypeError):
+        raise UserError(f"{path}: not the run.yaml of a run of this kit") from None
+    asked = question(settings)
+    if asked is None:
+        raise UserError(f"{path}: its model has no geometry; there is nothing to fit")
+    values, kept = calibrate(Path(run_dir), asked, site)
+    for name, value in values.items():
+        print(f"{name} = {value:.6g}")
+    print(f"kept in {kept}; `dsv4kit plan --site {site}` uses it")
+    return 0

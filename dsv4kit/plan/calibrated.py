@@ -1,0 +1,63 @@
+"""Where the planner's fitted constants hold: the runs they were fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4kit.plan.inputs import Question
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured run."""
+
+    hardware: str
+    model: str
+    recipe: str
+    nodes: int
+    pipeline: int
+    expert: int
+    context: int
+    sequences: int
+    prompt_tokens: int
+    response_tokens: int
+
+
+PUBLISHED = (
+    Point("h100", "dsv4-pro", "grpo", 64, 32, 8, 1, 64, 2048, 4096),
+    Point("gb200", "dsv4-pro", "grpo", 64, 16, 16, 1, 64, 2048, 8192),
+)
+
+MEMORY = ("hardware", "model", "recipe")
+TIME = (*MEMORY, "nodes", "pipeline", "expert", "context", "sequences", "prompt_tokens", "response_tokens")
+
+
+def point_of(q: Question) -> Point:
+    """The question as a point."""
+    return Point(
+        hardware=q.hardware.name,
+        model=q.model,
+        recipe=q.recipe,
+        nodes=q.parallel.nodes,
+        pipeline=q.parallel.pipeline,
+        expert=q.parallel.expert,
+        context=q.parallel.context,
+        sequences=q.work.sequences,
+        prompt_tokens=q.work.prompt_tokens,
+        response_tokens=q.work.response_tokens,
+    )
+
+
+def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str]) -> tuple[str, ...]:
+    """In what the question differs from the nearest measured run; nothing where it is that run."""
+    own = point_of(q)
+    differences = (
+        tuple(
+            f"{name.replace('_', ' ')} {getattr(own, name)} (measured: {getattr(point, name)})"
+            for name in names
+            if getattr(own, name) != getattr(point, name)
+        )
+        for point in points
+    )
+    return min(differences, key=len, default=("nothing measured",))

@@ -1,0 +1,70 @@
+"""The planner's constants, each with its unit, source and kind; a site's own fitted ones replace them by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from dsv4kit.errors import UserError
+
+BUILT_IN = Path(__file__).with_name("coefficients.yaml")
+
+# Hardware no run was published on takes the constants of its nearest kin; every time so found is an extrapolation.
+NEAREST = {"h100": "h100", "h200": "h100", "gb200": "gb200", "b200": "gb200", "gb300": "gb200"}
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """One constant."""
+
+    value: float
+    unit: str
+    kind: Literal["derived", "fitted", "guessed"]
+    source: str
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """All constants by name; `origin` says which site's, where not the built-in ones alone."""
+
+    by_name: Mapping[str, Coefficient]
+    origin: str = "built-in"
+
+    def of(self, name: str, variant: str | None = None) -> float:
+        """The value of `name`, or of `name.variant`."""
+        return self.by_name[f"{name}.{variant}" if variant else name].value
+
+    def for_hardware(self, name: str, hardware: str) -> float:
+        """The value for that hardware, or its nearest kin's."""
+        own = f"{name}.{hardware}"
+        return self.by_name[own].value if own in self.by_name else self.of(name, NEAREST.get(hardware, "h100"))
+
+    def with_values(self, fitted: Mapping[str, Coefficient], origin: str) -> Coefficients:
+        """These with some replaced."""
+        return Coefficients({**self.by_name, **fitted}, origin)
+
+
+def read(path: Path) -> dict[str, Coefficient]:
+    """Coefficients of one YAML file."""
+    try:
+        content: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        return {str(name): Coefficient(**entry) for name, entry in (content or {}).items()}
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, TypeError, AttributeError) as error:
+        first = str(error).splitlines()[0]
+        raise UserError(f"{path}: not a file of coefficients (value, unit, kind, source each): {first}") from None
+
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@lru_cache(maxsize=1)
+def built_in() -> Coefficients:
+    """The constants that come with the kit."""
+    return Coefficients(read(BUILT_IN))

@@ -1,0 +1,114 @@
+"""One question, one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4kit.plan import checks
+from dsv4kit.plan.calibrated import MEMORY, PUBLISHED, Point, extrapolated
+from dsv4kit.plan.checkpoint_size import CheckpointSize, checkpoint_size
+from dsv4kit.plan.coefficients import Coefficients
+from dsv4kit.plan.gpu_memory import StageMemory, stage_memory
+from dsv4kit.plan.host_memory import NodeMemory, node_memory
+from dsv4kit.plan.inputs import Question
+from dsv4kit.plan.rollout import RolloutMemory, rollout_memory
+from dsv4kit.plan.segments import SegmentPlan, Timing, segment_plan
+from dsv4kit.plan.shards import Share, layout_of, shares
+from dsv4kit.plan.step_time import StepTime, step_time, transfer_s
+from dsv4kit.plan.verdict import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What is held where."""
+
+    shares: tuple[Share, ...]
+    stages: tuple[StageMemory, ...]
+    nodes: tuple[NodeMemory, ...]
+    rollout: RolloutMemory | None
+
+    @property
+    def fullest_stage(self) -> StageMemory:
+        """The stage whose GPUs need most."""
+        return max(self.stages, key=lambda stage: stage.need_gib)
+
+    @property
+    def fullest_node(self) -> NodeMemory:
+        """The kind of node that holds most."""
+        return max(self.nodes, key=lambda node: node.physical_gb)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the planner knows about one question."""
+
+    question: Question
+    coefficients: Coefficients
+    layout: str
+    memory: Memory
+    checkpoint: CheckpointSize
+    step: StepTime
+    segment: SegmentPlan
+    segment_warm: SegmentPlan
+    verdict: Verdict
+    memory_extrapolated: tuple[str, ...]
+
+
+def memory_of(q: Question, c: Coefficients) -> Memory:
+    """Memory of every stage, node and rollout worker."""
+    held = shares(q)
+    rollout = rollout_memory(q.geometry, q.hardware, q.rollout, q.work, q.parallel.world, c) if q.rollout else None
+    return Memory(
+        shares=held,
+        stages=tuple(stage_memory(q, share, c) for share in held),
+        nodes=node_memory(q, held, c, rollout.weights_gb if rollout else 0.0),
+        rollout=rollout,
+    )
+
+
+def save_s(q: Question, checkpoint: CheckpointSize, c: Coefficients) -> float:
+    """Seconds of one save; the Hugging Face tree is gathered like a weight update before it is written."""
+    gather = transfer_s(q, c) if "model" in q.contents and not q.dist_checkpoint else 0.0
+    return gather + checkpoint.size_gb / c.of("save_gb_per_s")
+
+
+def _segments(q: Question, step: StepTime, checkpoint: CheckpointSize, c: Coefficients, warm: bool) -> SegmentPlan:
+    timing = Timing(
+        steady_s=step.steady_s,
+        first_s=step.first_warm_s if warm else step.first_s,
+        setup_s=c.of("setup_s"),
+        save_s=save_s(q, checkpoint, c),
+        tail_s=c.of("tail_s"),
+    )
+    return segment_plan(
+        timing=timing,
+        limit_s=q.schedule.time_limit_s,
+        total_steps=q.schedule.steps,
+        segment_steps=q.schedule.segment_steps,
+        save_freq=q.schedule.save_freq,
+        nodes=q.parallel.nodes,
+        failures_per_node_day=c.of("failures_per_node_day"),
+    )
+
+
+def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) -> Plan:
+    """The plan for `q`; a `UserError` where the question breaks a rule."""
+    checks.check(q)
+    memory = memory_of(q, c)
+    step = step_time(q, memory.shares, c, points)
+    checkpoint = checkpoint_size(q)
+    cold, warm = (_segments(q, step, checkpoint, c, warm=warm) for warm in (False, True))
+    segment = warm if q.schedule.warm_jit else cold
+    return Plan(
+        question=q,
+        coefficients=c,
+        layout=layout_of(q),
+        memory=memory,
+        checkpoint=checkpoint,
+        step=step,
+        segment=segment,
+        segment_warm=warm,
+        verdict=judge(q, memory.stages, memory.nodes, memory.rollout, segment, c),
+        memory_extrapolated=extrapolated(q, points, MEMORY),
+    )

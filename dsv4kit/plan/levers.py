@@ -1,0 +1,162 @@
+"""What could be changed, and what each change would do to the fullest GPU and the fullest node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsv4kit.errors import UserError
+from dsv4kit.plan import checks
+from dsv4kit.plan.coefficients import Coefficients
+from dsv4kit.plan.core import Memory, Plan, memory_of
+from dsv4kit.plan.inputs import Question
+from dsv4kit.plan.layout import generate, weights_for
+from dsv4kit.plan.shards import rules_of
+from dsv4kit.plan.units import GB, GIB
+from dsv4kit.plan.verdict import Word, gpu_word, host_word, worst
+
+_MAX_UTILIZATION = 0.7
+
+
+@dataclass(frozen=True)
+class Lever:
+    """One change: how to make it, and what the fullest GPU and node would then hold."""
+
+    change: str
+    setting: str
+    gpu_gib: float
+    gpu_change_gib: float
+    host_gb: float
+    host_change_gb: float
+    verdict: Word
+
+
+def levers(plan: Plan) -> tuple[Lever, ...]:
+    """Changes that help a GPU or a node, the most helpful first."""
+    q, c = plan.question, plan.coefficients
+    found = [lever for change in _changes(q) if (lever := _effect(plan.memory, c, *change))]
+    return tuple(
+        sorted(
+            found,
+            key=lambda lever: (
+                _rank(lever.verdict),
+                lever.host_change_gb / q.hardware.host_gb + lever.gpu_change_gib / q.hardware.hbm_gib,
+            ),
+        )
+    )
+
+
+def _rank(word: Word) -> int:
+    return ("fit", "tight", "no").index(word)
+
+
+def memory_word(memory: Memory, c: Coefficients) -> Word:
+    """Verdict on memory alone."""
+    words: list[Word] = [gpu_word(stage, c) for stage in memory.stages]
+    words += [host_word(node, c) for node in memory.nodes]
+    if memory.rollout and not memory.rollout.fits:
+        words.append("no")
+    return worst(words)
+
+
+def _effect(before: Memory, c: Coefficients, change: str, setting: str, q: Question) -> Lever | None:
+    try:
+        checks.check(q)
+        after = memory_of(q, c)
+    except UserError:  # not a legal change here
+        return None
+    gpu, host = after.fullest_stage.need_gib, _host_gb(after)
+    gpu_change, host_change = gpu - before.fullest_stage.need_gib, host - _host_gb(before)
+    roomier = bool(after.rollout and before.rollout and after.rollout.kv_tokens > before.rollout.kv_tokens)
+    if gpu_change > -0.5 and host_change > -1 and not roomier:
+        return None
+    return Lever(change, setting, gpu, gpu_change, host, host_change, memory_word(after, c))
+
+
+def _host_gb(memory: Memory) -> float:
+    return memory.fullest_node.physical_gb + memory.fullest_node.object_store_gb
+
+
+def _changes(q: Question) -> Iterator[tuple[str, str, Question]]:
+    """Every change as words, setting, and the question it makes."""
+    lever, p, r = q.levers, q.parallel, q.rollout
+    if not lever.precision_aware:
+        yield (
+            "precision-aware optimizer",
+            "optimizer.precision_aware=true",
+            replace(q, levers=replace(lever, precision_aware=True)),
+        )
+    if not lever.bf16_gradients:
+        yield (
+            "bf16 gradient buffers",
+            "optimizer.bf16_gradients=true",
+            replace(q, levers=replace(lever, bf16_gradients=True)),
+        )
+    if not (lever.precision_aware or lever.bf16_gradients):
+        yield (
+            "precision-aware optimizer and bf16 gradient buffers",
+            "optimizer.precision_aware=true optimizer.bf16_gradients=true",
+            replace(q, levers=replace(lever, precision_aware=True, bf16_gradients=True)),
+        )
+    if not lever.cpu_offload:
+        yield (
+            "Adam on the CPU",
+            "optimizer.cpu_offload=true",
+            replace(q, levers=replace(lever, cpu_offload=True, offload_fraction=1.0)),
+        )
+    for fraction in (1.0, 0.75, 0.5):
+        if lever.cpu_offload and fraction != lever.offload_fraction:
+            yield (
+                f"{fraction:.0%} of Adam on the CPU",
+                f"optimizer.offload_fraction={fraction:g}",
+                replace(q, levers=replace(lever, offload_fraction=fraction)),
+            )
+    if lever.pinned_round_threshold_mb is None:
+        yield (
+            "pinned tensors not rounded up (untested)",
+            "env.PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64",
+            replace(q, levers=replace(lever, pinned_round_threshold_mb=64)),
+        )
+    if lever.object_store_gib > 32:
+        saved = (lever.object_store_gib - 32) * GIB / GB
+        yield (
+            f"Ray's object store at 32 GiB ({saved:.0f} GB less)",
+            "ray.object_store_gib=32",
+            replace(q, levers=replace(lever, object_store_gib=32)),
+        )
+    if q.layout is not None:
+        generated = generate(rules_of(q), weights_for(q.geometry, p.expert))
+        yield "the generated layout", f"parallel.actor.layout={generated}", replace(q, layout=None)
+    yield (
+        f"EP {2 * p.expert}",
+        f"parallel.actor.expert_parallel_size={2 * p.expert}",
+        replace(q, parallel=replace(p, expert=2 * p.expert)),
+    )
+    yield (
+        f"PP {2 * p.pipeline}",
+        f"parallel.actor.pipeline_parallel_size={2 * p.pipeline} parallel.actor.layout=null",
+        replace(q, layout=None, parallel=replace(p, pipeline=2 * p.pipeline)),
+    )
+    yield (
+        f"CP {2 * p.context}",
+        f"parallel.actor.context_parallel_size={2 * p.context}",
+        replace(
+            q,
+            parallel=replace(p, context=2 * p.context),
+            work=replace(q.work, micro_batch_tokens=max(1, q.work.micro_batch_tokens // 2)),
+        ),
+    )
+    yield f"{2 * p.nodes} nodes", f"schedule.nodes={2 * p.nodes}", replace(q, parallel=replace(p, nodes=2 * p.nodes))
+    if r:
+        yield (
+            f"rollout DP {2 * r.data}",
+            f"parallel.rollout.data_parallel_size={2 * r.data}",
+            replace(q, rollout=replace(r, data=2 * r.data, expert=1 if r.expert == 1 else 2 * r.gpus)),
+        )
+        utilization = round(min(_MAX_UTILIZATION, r.utilization + 0.1), 2)
+        if utilization > r.utilization:
+            yield (
+                f"rollout memory share {utilization:g}",
+                f"parallel.rollout.gpu_memory_utilization={utilization:g}",
+                replace(q, rollout=replace(r, utilization=utilization)),
+            )

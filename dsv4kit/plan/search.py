@@ -1,0 +1,109 @@
+"""The best legal layouts for given hardware, node count and levers.
+
+Ranked by verdict, then predicted step time, then balance (how much fuller the fullest GPU is than the average one).
+Rollout and actor share nothing but the GPUs, so each is searched alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsv4kit.errors import UserError
+from dsv4kit.plan import checks
+from dsv4kit.plan.coefficients import Coefficients
+from dsv4kit.plan.core import memory_of
+from dsv4kit.plan.inputs import Question, Rollout
+from dsv4kit.plan.layout import max_pipeline
+from dsv4kit.plan.levers import memory_word
+from dsv4kit.plan.rollout import rollout_memory
+from dsv4kit.plan.shards import layout_of
+from dsv4kit.plan.step_time import step_time
+from dsv4kit.plan.verdict import Word
+
+_MAX_EXPERT_RANKS = 64
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One legal layout and what it comes to."""
+
+    question: Question
+    layout: str
+    verdict: Word
+    gpu_need_gib: float
+    host_physical_gb: float
+    steady_s: float
+    imbalance: float
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending."""
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def search(q: Question, c: Coefficients, keep: int = 10) -> tuple[Candidate, ...]:
+    """The `keep` best candidates for the question's hardware, nodes, levers and work."""
+    rollout = best_rollout(q, c)
+    found = []
+    for asked in _layouts(replace(q, layout=None, rollout=rollout)):
+        try:
+            checks.check(asked)
+        except UserError:
+            continue
+        memory = memory_of(asked, c)
+        needs = [stage.need_gib for stage in memory.stages]
+        found.append(
+            Candidate(
+                question=asked,
+                layout=layout_of(asked),
+                verdict=memory_word(memory, c),
+                gpu_need_gib=max(needs),
+                host_physical_gb=memory.fullest_node.physical_gb,
+                steady_s=step_time(asked, memory.shares, c).steady_s,
+                imbalance=max(needs) * len(needs) / sum(needs),
+            )
+        )
+    order = ("fit", "tight", "no")
+    found.sort(key=lambda x: (order.index(x.verdict), round(x.steady_s), x.imbalance, x.gpu_need_gib))
+    return tuple(found[:keep])
+
+
+def _layouts(q: Question) -> Iterator[Question]:
+    p, g = q.parallel, q.geometry
+    longest = q.work.micro_batch_tokens * p.context
+    experts = [e for e in divisors(g.num_experts) if e <= _MAX_EXPERT_RANKS]
+    for pipeline in divisors(p.world):
+        if pipeline > max_pipeline(g.num_layers, g.hash_layers):
+            break
+        for expert in experts:
+            if (p.world // pipeline) % expert:
+                continue
+            for context in (1, 2):
+                if (p.world // pipeline) % context == 0:
+                    yield replace(
+                        q,
+                        parallel=replace(p, pipeline=pipeline, expert=expert, context=context),
+                        work=replace(q.work, micro_batch_tokens=-(-longest // context)),
+                    )
+
+
+def best_rollout(q: Question, c: Coefficients) -> Rollout | None:
+    """The smallest replica that holds its sequences in the KV cache; the question's own where none does better."""
+    if q.rollout is None:
+        return None
+    best: tuple[tuple[float, ...], Rollout] | None = None
+    for tensor in divisors(q.parallel.gpus_per_node):
+        for data in divisors(q.parallel.world // tensor):
+            rollout = replace(q.rollout, tensor=tensor, data=data, expert=tensor * data)
+            try:
+                checks.check(replace(q, rollout=rollout))
+            except UserError:
+                continue
+            memory = rollout_memory(q.geometry, q.hardware, rollout, q.work, q.parallel.world, c)
+            sequences = -(-q.work.sequences // (memory.replicas * data))
+            holds_all = memory.kv_gb >= sequences * memory.sequence_gb
+            rank = (not memory.fits, not holds_all, rollout.gpus, tensor)
+            if best is None or rank < best[0]:
+                best = rank, rollout
+    return best[1] if best else q.rollout

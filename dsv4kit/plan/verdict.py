@@ -1,0 +1,147 @@
+"""Whether it fits: `fit`, `tight` (inside the planner's own error) or `no`, with the reasons in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from dsv4kit.plan import geometry as geo
+from dsv4kit.plan.coefficients import Coefficients
+from dsv4kit.plan.gpu_memory import StageMemory
+from dsv4kit.plan.host_memory import NodeMemory
+from dsv4kit.plan.inputs import Question
+from dsv4kit.plan.rollout import RolloutMemory
+from dsv4kit.plan.segments import SegmentPlan
+
+if TYPE_CHECKING:
+    from dsv4kit.config.schema import Settings
+
+Word = Literal["fit", "tight", "no"]
+_ORDER: tuple[Word, ...] = ("fit", "tight", "no")
+_FULLY_RESHARDABLE_LIMIT = 0.5e12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict; `reasons` say what decided it, `warnings` what to know besides."""
+
+    verdict: Word
+    reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything speaks against starting."""
+        return self.verdict != "no"
+
+
+def worst(words: Sequence[Word]) -> Word:
+    """The worst of them; `fit` for none."""
+    return max(words, key=_ORDER.index, default="fit")
+
+
+def gpu_word(stage: StageMemory, c: Coefficients) -> Word:
+    """Verdict on one stage."""
+    if stage.used_share > c.of("gpu_no_above"):
+        return "no"
+    return "fit" if stage.used_share < c.of("gpu_fit_below") else "tight"
+
+
+def host_word(node: NodeMemory, c: Coefficients) -> Word:
+    """Verdict on one kind of node."""
+    if node.used_share > 1:
+        return "no"
+    return "fit" if node.used_share < c.of("host_fit_below") else "tight"
+
+
+def judge(
+    q: Question,
+    stages: Sequence[StageMemory],
+    nodes: Sequence[NodeMemory],
+    rollout: RolloutMemory | None,
+    segment: SegmentPlan,
+    c: Coefficients,
+) -> Verdict:
+    """The verdict over all of it."""
+    found: list[tuple[Word, str]] = []
+    stage = max(stages, key=lambda s: s.need_gib)
+    found.append(
+        (
+            gpu_word(stage, c),
+            f"GPU: stage {stage.share.stage} ({stage.share.label}) needs {stage.need_gib:.0f} of"
+            f" {stage.limit_gib:.0f} GiB ({stage.used_share:.0%})",
+        )
+    )
+    node = max(nodes, key=lambda n: n.physical_gb)
+    found.append(
+        (
+            host_word(node, c),
+            f"host: {node.role} holds {node.physical_gb:.0f} of {node.limit_gb:.0f} GB ({node.used_share:.0%})",
+        )
+    )
+    full = node.physical_gb + node.object_store_gb
+    if host_word(node, c) == "fit" and full > node.limit_gb:
+        found.append(("tight", f"host: {full:.0f} GB if Ray's object store fills, of {node.limit_gb:.0f} GB"))
+    if rollout:
+        found.append(_rollout_word(rollout))
+    if not segment.steps:
+        t = segment.timing
+        found.append(
+            (
+                "no",
+                f"time: not one step fits the limit of {q.schedule.time_limit_s:.0f} s: setup {t.setup_s:.0f}, first"
+                f" step {t.first_s:.0f}, save {t.save_s:.0f}, tail {t.tail_s:.0f} s",
+            )
+        )
+    if q.fully_reshardable and geo.totals(q.geometry).main > _FULLY_RESHARDABLE_LIMIT:
+        found.append(
+            ("no", "checkpoint: fully_reshardable gathers 12 B per parameter on rank 0 of each stage at this size")
+        )
+    word = worst([w for w, _ in found])
+    shown = [text for w, text in found if w == word] if word != "fit" else [text for _, text in found]
+    return Verdict(word, tuple(shown), _warnings(q, segment, nodes))
+
+
+def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
+    taken = rollout.weights_gb + rollout.activations_gb + rollout.overhead_gb
+    if rollout.fits:
+        return "fit", f"rollout: {rollout.weights_gb:.1f} GB of weights leave room for {rollout.kv_tokens:,} tokens"
+    return "no", (
+        f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} of the"
+        f" {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; no longest sequence fits"
+    )
+
+
+def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) -> tuple[str, ...]:
+    found = []
+    if 0 < segment.fitting_steps < min(q.schedule.segment_steps, q.schedule.steps):
+        found.append(
+            f"{segment.fitting_steps} steps fit the time limit, not segment_steps={q.schedule.segment_steps}: segments"
+            " end early, and there are more of them"
+        )
+    if q.contents and "optimizer" not in q.contents and q.schedule.steps > segment.steps:
+        found.append("checkpoints without optimizer lose precision at every segment boundary, see checkpoint.note")
+    env = dict(q.env)
+    if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
+        found.append("NCCL_CUMEM_ENABLE=0 turns NVLink between nodes off, silently (NCCL mnnvl.cc)")
+    if q.rollout and q.rollout.sleep_level == 1:
+        found.append(f"sleep level 1 keeps vLLM's weights on the host: {nodes[0].rollout_gb:.0f} GB per node")
+    if q.levers.cpu_offload and q.levers.offload_fraction == 0:
+        found.append("cpu_offload with offload_fraction 0 offloads nothing (Megatron-LM's default fraction)")
+    if q.recipe == "grpo":
+        found.append("verl's own memory metrics show the last pipeline stage only, not the fullest")
+    return tuple(found)
+
+
+def for_settings(settings: Settings, site_name: str) -> Verdict | None:
+    """The verdict on a resolved profile at a site, or None where the model has no geometry to plan with."""
+    from dsv4kit.plan.calibration import coefficients_for
+    from dsv4kit.plan.core import evaluate
+    from dsv4kit.plan.from_settings import question
+
+    asked = question(settings)
+    if asked is None:
+        return None
+    site = coefficients_for(site_name)
+    return evaluate(asked, site.coefficients, site.points).verdict

@@ -16,8 +16,8 @@ DASHBOARD_AGENT_GRPC = 6383
 DASHBOARD_AGENT_HTTP = 6384
 METRICS_EXPORT = 6385
 RAY_CLIENT_SERVER = 6386
-# One port per Ray worker process of a node; verl starts about ten per GPU. Ray refuses a range that holds 8265, the port
-# of a dashboard nobody starts.
+# One port per Ray worker process of a node; verl starts about ten per GPU. Ray refuses a range that holds 8265, the
+# port of a dashboard nobody starts.
 WORKER_FIRST, WORKER_LAST = 6500, 8199
 
 FIXED = {

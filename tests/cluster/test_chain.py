@@ -1,4 +1,4 @@
-"""Chains of segments on a real Slurm with a real Ray, over a stand-in trainer that needs a second where verl needs minutes."""
+"""Chains of segments on a real Slurm with a real Ray; a stand-in trainer takes seconds where verl takes minutes."""
 
 import json
 import os

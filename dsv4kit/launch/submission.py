@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import math
 import os
@@ -67,7 +68,7 @@ class Submission:
             raise UserError(
                 f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
             )
-        self.overrides()
+        _ = self.overrides
 
     def check_cluster(self) -> None:
         """Refuses what this cluster cannot run now."""
@@ -76,6 +77,7 @@ class Submission:
         if nodes > there:
             raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} usable nodes")
 
+    @functools.cached_property
     def overrides(self) -> list[str]:
         """verl's overrides as argv of the driver, checked against verl's own configuration."""
         settings = self.resolved.settings
@@ -104,7 +106,7 @@ class Submission:
             quarantine_dir=str(run / "quarantine"),
             checkpoint_contents=list(settings.checkpoint.contents),
             module=settings.recipe.module,
-            overrides=self.overrides(),
+            overrides=self.overrides,
             env={**settings.env, "VERL_USE_EXTERNAL_MODULES": ",".join(settings.plugins)},
             interface=self.site.network.interface,
             scratch_dir=self.site.scratch_dir,

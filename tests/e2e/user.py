@@ -22,7 +22,7 @@ class Kit:
         self.runs = root / "runs"
         self.env = {**os.environ, ROOT_VARIABLE: str(root / "sandboxes"), "DSV4KIT_RUNS": str(self.runs)}
 
-    def __call__(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "dsv4kit.cli.main", *words]
         return subprocess.run(
             command, cwd=ROOT, env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

@@ -1,0 +1,78 @@
+"""Where an attempt begins and ends, and what it will not do."""
+
+from pathlib import Path
+
+import pytest
+from test_node import node_spec
+
+from dsv4kit.node import ends, outcome, resume
+from dsv4kit.node.attempt import Attempt
+from dsv4kit.node.files import write_json
+from dsv4kit.node.spec import NodeSpec
+
+
+def save_checkpoint(spec: NodeSpec, step: int) -> None:
+    import sys
+
+    sys.path.insert(0, str(Path(__file__).parents[1] / "stand_in"))
+    from stand_in_trainer import save
+
+    save(Path(spec.checkpoint_dir), step, ranks=1)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> NodeSpec:
+    return node_spec(tmp_path)
+
+
+def attempt(run_dir: Path, segment: int = 1, number: int = 0) -> Attempt:
+    made = Attempt(run_dir, segment, number, rank=0, job_id="7")
+    made.dir.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def test_a_new_run_begins_at_step_0(spec: NodeSpec, tmp_path: Path) -> None:
+    found = resume.plan(spec, attempt(tmp_path))
+    assert (found.start, found.target, found.refusal) == (0, 3, [])
+
+
+def test_a_segment_goes_on_from_the_tracker_and_ends_no_later_than_the_run(spec: NodeSpec, tmp_path: Path) -> None:
+    save_checkpoint(spec, 4)
+    found = resume.plan(spec, attempt(tmp_path, 2))
+    assert (found.start, found.target) == (4, 6)
+
+
+def test_a_run_that_has_saved_and_lost_everything_is_refused(spec: NodeSpec, tmp_path: Path) -> None:
+    lost = outcome.Outcome(1, 0, "1", 0, 3, reached=3, end=ends.COMPLETED, verdict="continue", reason="")
+    outcome.save(lost, attempt(tmp_path).segment_dir)
+    found = resume.plan(spec, attempt(tmp_path, 2))
+    assert "not starting over" in found.refusal[0]
+
+
+def test_starting_over_happens_only_when_asked(spec: NodeSpec, tmp_path: Path) -> None:
+    save_checkpoint(spec, 3)
+    second = attempt(tmp_path, 2)
+    write_json(second.segment_dir / "request.json", {"from_step": 0, "allow_restart": True})
+    assert resume.plan(spec, second).start == 0
+    assert not (tmp_path / "checkpoints" / "global_step_3").exists()
+    assert list((tmp_path / "quarantine").iterdir())
+
+
+def test_a_request_counts_for_the_first_attempt_only(spec: NodeSpec, tmp_path: Path) -> None:
+    save_checkpoint(spec, 2)
+    save_checkpoint(spec, 4)
+    first = attempt(tmp_path, 2)
+    write_json(first.segment_dir / "request.json", {"from_step": 2, "allow_restart": False})
+    assert resume.plan(spec, first).start == 2
+    save_checkpoint(spec, 4)
+    assert resume.plan(spec, attempt(tmp_path, 2, number=1)).start == 4
+
+
+def test_an_attempt_that_left_no_outcome_is_closed_as_lost(spec: NodeSpec, tmp_path: Path) -> None:
+    first = attempt(tmp_path)
+    write_json(first.dir / "plan.json", {"start": 0, "target": 3})
+    save_checkpoint(spec, 2)
+    assert resume.plan(spec, attempt(tmp_path, 1, number=1)).start == 2
+    lost = outcome.load(first.dir / "outcome.json")
+    assert lost is not None
+    assert (lost.end, lost.start, lost.reached) == (ends.LOST, 0, 2)

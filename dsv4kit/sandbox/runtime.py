@@ -167,7 +167,9 @@ def _install(environment: Path, interpreter: Path, torch_index: str | None, log:
 
 def _require_cpu_torch(environment: Path) -> None:
     """Refuses torch for CUDA: without its libraries (which CPU does not want) it cannot even be imported."""
-    if not _runs(str(environment / "bin" / "python"), "import torch; assert torch.version.cuda is None"):
+    # Read from its file, because torch's own dependencies are not there yet.
+    built_for = "runpy.run_path(sysconfig.get_path('purelib') + '/torch/version.py')['cuda']"
+    if not _runs(str(environment / "bin" / "python"), f"import runpy, sysconfig; assert {built_for} is None"):
         raise UserError(
             f"{TORCH_LOCK.name}: pip found a torch that does not work on CPU alone; "
             "set TORCH_INDEX to a package index with its +cpu wheels"

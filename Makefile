@@ -46,7 +46,7 @@ cancel: setup  ## end a run; what is saved stays [RUN=]
 	@$(KIT) --make cancel
 
 test: setup-dev  ## every test: unit, golden, cluster, end to end (about 15 minutes the first time)
-	@$(PYTEST) tests
+	@$(PYTEST)
 
 test-unit: setup-dev  ## pure logic, seconds
 	@$(PYTEST) tests/unit

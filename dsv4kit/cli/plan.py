@@ -68,9 +68,16 @@ def _plan(asked: Question, site: Site, as_json: bool, with_formulas: bool) -> in
 def _search(asked: Question, site: Site, as_json: bool) -> int:
     import json
 
-    from dsv4kit.plan.search import search
+    from dsv4kit.errors import UserError
+    from dsv4kit.plan.checks import check
+    from dsv4kit.plan.search import candidate, search
 
     found = search(asked, site.coefficients)
+    try:  # what is asked for may be illegal: that is a reason to search
+        check(asked)
+        now = candidate(asked, site.coefficients)
+    except UserError:
+        now = None
     if as_json:
         from dsv4kit.plan.as_json import candidates_json
 
@@ -78,7 +85,7 @@ def _search(asked: Question, site: Site, as_json: bool) -> int:
     else:
         from dsv4kit.plan.table import render_search
 
-        print(render_search(found))
+        print(render_search(found, now))
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
 
 

@@ -10,6 +10,7 @@ from dsv4kit.plan.core import Plan
 from dsv4kit.plan.levers import Lever
 from dsv4kit.plan.search import Candidate
 from dsv4kit.plan.segments import SegmentPlan
+from dsv4kit.plan.topology import slurm_segment
 
 
 def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
             "lossless": plan.checkpoint.lossless,
             "note": plan.checkpoint.note,
         },
+        "slurm": {"segment": slurm_segment(q)},
         "rollout": _rollout(plan),
         "step": {
             "generation_s": _r(plan.step.generation_s),

@@ -53,7 +53,7 @@ def _host(plan: Plan) -> list[str]:
         f"  Adam moments {'and master ' if q.levers.precision_aware else ''}pageable = {n.optimizer_gb:.0f} GB",
         f"  parked by verl between phases = {n.parked_gb:.0f} GB",
         f"  gradients  4 x {k:.3f} x f per owned parameter = {n.pinned_gradients_gb:.0f} GB pinned",
-        f"  masters    {'0, precision-aware' if not n.pinned_master_gb else f'4 x {k:.3f} x f'} ="
+        f"  masters    {'0, pageable where precision-aware' if q.levers.precision_aware else f'4 x {k:.3f} x f'} ="
         f" {n.pinned_master_gb:.0f} GB pinned",
         f"  weights    bf16, dense and expert buffer of each GPU rounded up = {n.pinned_weights_gb:.0f} GB pinned",
         f"  processes {n.base_gb:.0f}, head node's own {n.head_extra_gb:.0f}, sleeping rollout {n.rollout_gb:.0f} GB",

@@ -34,7 +34,9 @@ class Lever:
 def levers(plan: Plan) -> tuple[Lever, ...]:
     """Changes that help a GPU or a node, the most helpful first."""
     q, c = plan.question, plan.coefficients
-    found = [lever for change in _changes(q) if (lever := _effect(plan.memory, c, *change))]
+    rollout = plan.memory.rollout
+    changes = _changes(q, rollout_fits=rollout is None or rollout.fits)
+    found = [lever for change in changes if (lever := _effect(plan.memory, c, *change))]
     return tuple(
         sorted(
             found,
@@ -77,7 +79,7 @@ def _host_gb(memory: Memory) -> float:
     return memory.fullest_node.physical_gb + memory.fullest_node.object_store_gb
 
 
-def _changes(q: Question) -> Iterator[tuple[str, str, Question]]:
+def _changes(q: Question, rollout_fits: bool) -> Iterator[tuple[str, str, Question]]:
     """Every change as words, setting, and the question it makes."""
     lever, p, r = q.levers, q.parallel, q.rollout
     if not lever.precision_aware:
@@ -97,6 +99,12 @@ def _changes(q: Question) -> Iterator[tuple[str, str, Question]]:
             "precision-aware optimizer and bf16 gradient buffers",
             "optimizer.precision_aware=true optimizer.bf16_gradients=true",
             replace(q, levers=replace(lever, precision_aware=True, bf16_gradients=True)),
+        )
+    if not (lever.cpu_offload or (lever.precision_aware and lever.bf16_gradients)):
+        yield (
+            "precision-aware, bf16 gradients, Adam on the CPU",
+            "optimizer.precision_aware=true optimizer.bf16_gradients=true optimizer.cpu_offload=true",
+            replace(q, levers=replace(lever, precision_aware=True, bf16_gradients=True, cpu_offload=True)),
         )
     if not lever.cpu_offload:
         yield (
@@ -147,7 +155,14 @@ def _changes(q: Question) -> Iterator[tuple[str, str, Question]]:
         ),
     )
     yield f"{2 * p.nodes} nodes", f"schedule.nodes={2 * p.nodes}", replace(q, parallel=replace(p, nodes=2 * p.nodes))
-    if r:
+    for times in (2, 4):
+        nodes, pipeline = times * p.nodes, times * p.pipeline
+        yield (
+            f"{nodes} nodes with PP {pipeline}",
+            f"schedule.nodes={nodes} parallel.actor.pipeline_parallel_size={pipeline} parallel.actor.layout=null",
+            replace(q, layout=None, parallel=replace(p, nodes=nodes, pipeline=pipeline)),
+        )
+    if r and not rollout_fits:
         yield (
             f"rollout DP {2 * r.data}",
             f"parallel.rollout.data_parallel_size={2 * r.data}",

@@ -18,10 +18,13 @@ from dsv4kit.plan.layout import max_pipeline
 from dsv4kit.plan.levers import memory_word
 from dsv4kit.plan.rollout import rollout_memory
 from dsv4kit.plan.shards import layout_of
-from dsv4kit.plan.step_time import step_time
+from dsv4kit.plan.step_time import pipeline_work, step_time
 from dsv4kit.plan.verdict import Word
 
 _MAX_EXPERT_RANKS = 64
+
+
+_WORDS = ("fit", "tight", "no")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,14 @@ class Candidate:
     gpu_need_gib: float
     host_physical_gb: float
     steady_s: float
+    pipeline_work: float
     imbalance: float
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Lower is better."""
+        short = self.gpu_need_gib if self.verdict == "no" else 0.0
+        return _WORDS.index(self.verdict), short, round(self.steady_s), self.pipeline_work, self.imbalance
 
 
 def divisors(number: int) -> list[int]:
@@ -45,28 +55,40 @@ def divisors(number: int) -> list[int]:
 def search(q: Question, c: Coefficients, keep: int = 10) -> tuple[Candidate, ...]:
     """The `keep` best candidates for the question's hardware, nodes, levers and work."""
     rollout = best_rollout(q, c)
-    found = []
+    found: list[Candidate] = []
     for asked in _layouts(replace(q, layout=None, rollout=rollout)):
-        try:
-            checks.check(asked)
-        except UserError:
-            continue
-        memory = memory_of(asked, c)
-        needs = [stage.need_gib for stage in memory.stages]
-        found.append(
-            Candidate(
-                question=asked,
-                layout=layout_of(asked),
-                verdict=memory_word(memory, c),
-                gpu_need_gib=max(needs),
-                host_physical_gb=memory.fullest_node.physical_gb,
-                steady_s=step_time(asked, memory.shares, c).steady_s,
-                imbalance=max(needs) * len(needs) / sum(needs),
-            )
-        )
-    order = ("fit", "tight", "no")
-    found.sort(key=lambda x: (order.index(x.verdict), round(x.steady_s), x.imbalance, x.gpu_need_gib))
-    return tuple(found[:keep])
+        for variant in (asked, _over_two_ranks(asked)):
+            try:
+                checks.check(variant)
+            except UserError:
+                break
+            found.append(candidate(variant, c))
+            if found[-1].verdict == "fit":
+                break
+    return tuple(sorted(found, key=lambda x: x.rank)[:keep])
+
+
+def candidate(q: Question, c: Coefficients) -> Candidate:
+    """One question as a candidate."""
+    memory = memory_of(q, c)
+    needs = [stage.need_gib for stage in memory.stages]
+    return Candidate(
+        question=q,
+        layout=layout_of(q),
+        verdict=memory_word(memory, c),
+        gpu_need_gib=max(needs),
+        host_physical_gb=memory.fullest_node.physical_gb,
+        steady_s=step_time(q, memory.shares, c).steady_s,
+        pipeline_work=pipeline_work(q, memory.shares),
+        imbalance=max(needs) * len(needs) / sum(needs),
+    )
+
+
+def _over_two_ranks(q: Question) -> Question:
+    """With each sequence over two ranks (CP): memory for communication, whose time is not modelled, hence only where
+    memory is short."""
+    tokens = -(-q.work.micro_batch_tokens // 2)
+    return replace(q, parallel=replace(q.parallel, context=2), work=replace(q.work, micro_batch_tokens=tokens))
 
 
 def _layouts(q: Question) -> Iterator[Question]:
@@ -79,13 +101,11 @@ def _layouts(q: Question) -> Iterator[Question]:
         for expert in experts:
             if (p.world // pipeline) % expert:
                 continue
-            for context in (1, 2):
-                if (p.world // pipeline) % context == 0:
-                    yield replace(
-                        q,
-                        parallel=replace(p, pipeline=pipeline, expert=expert, context=context),
-                        work=replace(q.work, micro_batch_tokens=-(-longest // context)),
-                    )
+            yield replace(
+                q,
+                parallel=replace(p, pipeline=pipeline, expert=expert, context=1),
+                work=replace(q.work, micro_batch_tokens=longest),
+            )
 
 
 def best_rollout(q: Question, c: Coefficients) -> Rollout | None:

@@ -7,6 +7,7 @@ host) a number per hardware. Away from those runs each is scaled as its cost wou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,12 @@ def pipeline_work(q: Question, shares: Sequence[Share]) -> float:
     return max(share.active for share in shares) * slots * q.work.micro_batch_tokens
 
 
+def _scaleout(q: Question, c: Coefficients) -> float:
+    """What an expert group that spans several NVLink domains costs the pipeline."""
+    domains = max(1.0, q.parallel.expert / q.hardware.nvlink_domain_gpus)
+    return math.pow(c.of("expert_scaleout_factor"), math.log2(domains))
+
+
 def step_time(q: Question, shares: Sequence[Share], c: Coefficients, points: Sequence[Point] = PUBLISHED) -> StepTime:
     """The parts of a step."""
     hardware = q.hardware.name
@@ -72,7 +79,7 @@ def step_time(q: Question, shares: Sequence[Share], c: Coefficients, points: Seq
         active = geo.totals(q.geometry).active / _REFERENCE_ACTIVE
         tokens = q.work.sequences * q.work.sequence_tokens
         generation, transfer = 0.0, 0.0
-        train = c.of("sft_s_per_token_per_gpu") * active * tokens / q.parallel.world
+        train = c.of("sft_s_per_token_per_gpu") * active * tokens / q.parallel.world * _scaleout(q, c)
     else:
         layers = q.geometry.num_layers / _REFERENCE_LAYERS
         generation = c.for_hardware("decode_s_per_token", hardware) * layers * q.work.response_tokens
@@ -80,7 +87,8 @@ def step_time(q: Question, shares: Sequence[Share], c: Coefficients, points: Seq
         pipeline = pipeline_work(q, shares) / c.for_hardware("train_pipeline_reference", hardware)
         state = max(share.state for share in shares) / c.for_hardware("train_state_reference", hardware)
         part = c.of("train_pipeline_share")
-        train = c.for_hardware("train_s", hardware) * (part * pipeline + (1 - part) * state)
+        spread = _scaleout(q, c)
+        train = c.for_hardware("train_s", hardware) * (part * pipeline * spread + (1 - part) * state)
     return StepTime(
         generation_s=generation,
         update_weights_s=transfer,

@@ -114,11 +114,13 @@ def _gpu(plan: Plan) -> str:
                 f"{stage.used_share:.0%}",
             )
         )
-    header = ("stage", "weights", "grads", "optimizer", "activations", "peak", "need", "of GPU")
-    return (
-        f"GPU memory, GiB per GPU of {plan.memory.stages[0].limit_gib:.0f} (peak: what torch counts; need: with CUDA"
-        f"{' and sleeping vLLM' if plan.question.rollout else ''})\n" + table(header, rows)
+    header = ("stage", "weights", "grads", "optimizer", "transient", "peak", "need", "of GPU")
+    title = (
+        f"GPU memory, GiB per GPU of {plan.memory.stages[0].limit_gib:.0f} (transient: activations, or the optimizer"
+        f" step's fp32 gradients if more; peak: what torch counts; need: with CUDA"
+        f"{' and the sleeping vLLM' if plan.question.rollout else ''})"
     )
+    return _wrapped(title) + "\n" + table(header, rows)
 
 
 def _host(plan: Plan) -> str:
@@ -146,7 +148,7 @@ def _host(plan: Plan) -> str:
     )
     return "\n".join(
         [
-            f"Host memory, GB per node of {nodes[0].limit_gb:.0f} (physical: all bytes; shown: {shown})",
+            _wrapped(f"Host memory, GB per node of {nodes[0].limit_gb:.0f} (physical: all bytes; shown: {shown})"),
             table(header, rows),
             *bars,
             _wrapped(", ".join(used) + ", . free", "  "),
@@ -233,16 +235,16 @@ def _levers(levers: Sequence[Lever]) -> str:
     return table(header, rows) + "\n" + "\n".join(settings)
 
 
-def render_search(candidates: Sequence[Candidate]) -> str:
-    """The best layouts, best first."""
+def render_search(candidates: Sequence[Candidate], now: Candidate | None) -> str:
+    """The best layouts, best first, below the one in use."""
     if not candidates:
         return "no legal layout for these nodes"
     rows = []
-    for x in candidates:
+    for x in ([now] if now else []) + list(candidates):
         p, r = x.question.parallel, x.question.rollout
         rows.append(
             (
-                x.verdict,
+                f"now: {x.verdict}" if x is now else x.verdict,
                 f"{p.pipeline}",
                 f"{p.expert}",
                 f"{p.context}",

@@ -13,6 +13,7 @@ from dsv4kit.plan.host_memory import NodeMemory
 from dsv4kit.plan.inputs import Question
 from dsv4kit.plan.rollout import RolloutMemory
 from dsv4kit.plan.segments import SegmentPlan
+from dsv4kit.plan.topology import slurm_segment
 
 if TYPE_CHECKING:
     from dsv4kit.config.schema import Settings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Word = Literal["fit", "tight", "no"]
 _ORDER: tuple[Word, ...] = ("fit", "tight", "no")
 _FULLY_RESHARDABLE_LIMIT = 0.5e12
+_CROWDED = 0.9
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,14 @@ def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
 
 def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) -> tuple[str, ...]:
     found = []
+    fullest = max(nodes, key=lambda node: node.physical_gb)
+    if fullest.used_share >= _CROWDED and len(nodes) > 1:
+        found.append(
+            f"fullest are nodes {fullest.first}-{fullest.first + fullest.nodes - 1}"
+            if fullest.nodes > 1
+            else f"fullest is node {fullest.first}"
+        )
+        found[-1] += ", counted in the order of IP addresses as text, in which verl places ranks"
     if 0 < segment.fitting_steps < min(q.schedule.segment_steps, q.schedule.steps):
         found.append(
             f"{segment.fitting_steps} steps fit the time limit, not segment_steps={q.schedule.segment_steps}: segments"
@@ -125,6 +135,13 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
     env = dict(q.env)
     if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
         found.append("NCCL_CUMEM_ENABLE=0 turns NVLink between nodes off, silently (NCCL mnnvl.cc)")
+    if (racks := slurm_segment(q)) is not None and q.parallel.world > q.hardware.nvlink_domain_gpus:
+        found.append(
+            f"ask Slurm for --segment={racks}: expert groups and replicas then stay within a rack"
+            if racks
+            else f"no --segment keeps EP={q.parallel.expert} and the rollout's replicas within racks of"
+            f" {q.hardware.nvlink_domain_gpus} GPUs: all-to-all leaves NVLink"
+        )
     if q.rollout and q.rollout.sleep_level == 1:
         found.append(f"sleep level 1 keeps vLLM's weights on the host: {nodes[0].rollout_gb:.0f} GB per node")
     if q.levers.cpu_offload and q.levers.offload_fraction == 0:

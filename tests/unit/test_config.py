@@ -57,7 +57,10 @@ def test_a_verl_key_keeps_its_dots() -> None:
         (Override("schedule.steps", "many", "STEPS=many"), "input should be a valid integer"),
         (Override("schedule.steps", "1.5", "STEPS=1.5"), "input should be a valid integer"),
         (Override("schedule.nodes", "0", "NODES=0"), "NODES=0: schedule.nodes='0'"),
-        (Override("schedule.time", "soon", "TIME=soon"), "TIME=soon: schedule.time='soon': value error, not a time limit"),
+        (
+            Override("schedule.time", "soon", "TIME=soon"),
+            "TIME=soon: schedule.time='soon': value error, not a time limit",
+        ),
         (Override("nothing", 1, "SET nothing"), "allowed here: checkpoint, data"),
         (Override("checkpoint.contents", ["model", "optimiser"], "SET"), "checkpoint.contents.1='optimiser'"),
     ],

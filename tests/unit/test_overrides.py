@@ -29,8 +29,10 @@ def test_the_profile_is_accepted_by_verls_own_tree(tree: compose.Tree) -> None:
 
 
 def test_every_value_arrives_in_the_composed_configuration_unchanged(tree: compose.Tree) -> None:
-    hostile = "/data/it's $HOME `id` \"x\" |*\n é"
-    pairs = build(Override("data.train_files", [hostile], "SET"), Override("verl.trainer.project_name", hostile, "VERL"))
+    hostile = '/data/it\'s $HOME `id` "x" |*\n é'
+    pairs = build(
+        Override("data.train_files", [hostile], "SET"), Override("verl.trainer.project_name", hostile, "VERL")
+    )
     config = compose._compose("ppo_trainer", tree.render(pairs))
     for key, value in pairs.items():
         found = OmegaConf.select(config, key)
@@ -43,7 +45,9 @@ def test_a_key_verl_does_not_know_is_refused_with_the_nearest(tree: compose.Tree
 
 
 def test_a_new_key_below_an_open_dictionary_is_added(tree: compose.Tree) -> None:
-    assert tree.render(build() | {"actor_rollout_ref.rollout.engine_kwargs.vllm.moe_backend": "marlin"})[-1].startswith("++")
+    assert tree.render(build() | {"actor_rollout_ref.rollout.engine_kwargs.vllm.moe_backend": "marlin"})[-1].startswith(
+        "++"
+    )
 
 
 def test_a_mandatory_key_left_out_is_named(tree: compose.Tree) -> None:

@@ -1,0 +1,249 @@
+"""What the planner prints: for programs, for people, and from a profile."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+
+import pytest
+from plan_cases import BUILT_IN, GB200, GB300, H100, PRO_GB200, PRO_H100, flash_sft
+
+from dsv4kit.cli import plan as cli
+from dsv4kit.config import schema
+from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
+from dsv4kit.errors import UserError
+from dsv4kit.plan.as_json import as_json
+from dsv4kit.plan.core import evaluate
+from dsv4kit.plan.explain import explain
+from dsv4kit.plan.from_settings import question
+from dsv4kit.plan.inputs import Levers, Rollout
+from dsv4kit.plan.levers import levers
+from dsv4kit.plan.search import candidate, search
+from dsv4kit.plan.table import render, render_search
+from dsv4kit.plan.topology import slurm_segment
+from dsv4kit.plan.verdict import for_settings
+
+
+def plan(asked):
+    return evaluate(asked, BUILT_IN)
+
+
+def pro_settings(**changes):
+    """A profile of Pro on H100 as plain settings, on top of the tiny one's for all the planner does not look at."""
+    tree = load_settings("cpu", "tiny", "grpo").settings.model_dump()
+    tree["hardware"] = load_yaml(HERE / "hardware" / "h100.yaml")["hardware"]
+    tree["model"] = load_yaml(HERE / "models" / "dsv4-pro.yaml")["model"]
+    tree["ray"]["object_store_gib"] = 32
+    tree["env"] = {}
+    tree["data"] |= {"train_batch_size": 8, "max_prompt_length": 2048, "max_response_length": 4096}
+    tree["rollout"] |= {"n": 8, "tensor_model_parallel_size": 8}
+    tree["schedule"] |= {"nodes": 64, "time": "4:00:00", "segment_steps": 40, "save_freq": 10, "steps": 1000}
+    tree["checkpoint"]["contents"] = ["model", "extra"]
+    tree["parallel"] = {
+        "actor": {"pipeline_parallel_size": 32, "expert_parallel_size": 8},
+        "rollout": {"data_parallel_size": 8},
+    }
+    tree["optimizer"] = {
+        "cpu_offload": True,
+        "precision_aware": True,
+        "bf16_gradients": True,
+        "param_offload": True,
+        "optimizer_offload": True,
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        tree[section] = {**tree[section], name: value}
+    return schema.Settings.model_validate(tree)
+
+
+# ---- from a profile
+
+
+def test_a_profile_becomes_the_same_question_as_by_hand():
+    asked = question(pro_settings())
+    assert asked is not None
+    assert replace(asked, env=(), schedule=PRO_H100.schedule) == PRO_H100
+
+
+def test_the_tiny_model_has_nothing_to_plan():
+    settings = load_settings("cpu", "tiny", "grpo").settings
+    assert question(settings) is None
+    assert for_settings(settings, "sandbox") is None
+
+
+def test_the_verdict_submit_asks_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSV4KIT_CONFIG", str(tmp_path))
+    assert for_settings(pro_settings(), "somewhere").verdict == "fit"
+    hopeless = for_settings(
+        pro_settings(optimizer__precision_aware=False, optimizer__bf16_gradients=False), "somewhere"
+    )
+    assert hopeless.verdict == "no"
+    assert hopeless.reasons
+
+
+def test_torchs_rounding_threshold_is_read_from_the_environment():
+    asked = question(
+        pro_settings(env__PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True,pinned_max_round_threshold_mb:64")
+    )
+    assert asked.levers.pinned_round_threshold_mb == 64
+
+
+def test_hardware_without_numbers_is_refused_in_one_line():
+    with pytest.raises(UserError, match="hbm_usable_gib"):
+        question(pro_settings(hardware__hbm_usable_gib=None))
+
+
+@pytest.mark.parametrize("name", [name for name in names("hardware") if name != "cpu"])
+def test_shipped_hardware_can_be_planned_for(name):
+    hardware = schema.Hardware(**load_yaml(HERE / "hardware" / f"{name}.yaml")["hardware"])
+    assert question(pro_settings().model_copy(update={"hardware": hardware})).hardware.hbm_gib > 70
+
+
+# ---- for programs
+
+
+def test_json_has_the_promised_keys():
+    shown = json.loads(json.dumps(as_json(plan(PRO_H100))))
+    assert {"verdict", "reasons", "gpu", "host", "checkpoint", "rollout", "step", "segment"} <= shown.keys()
+    for stage in shown["gpu"]["stages"]:
+        assert {"stage", "layers", "static_gib", "peak_gib", "need_gib", "limit_gib"} <= stage.keys()
+    wanted = {"nodes", "role", "pageable_gb", "pinned_gb", "physical_gb", "reported_gb", "limit_gb"}
+    for node in shown["host"]["nodes"]:
+        assert wanted <= node.keys()
+    assert {"contents", "size_gb", "lossless", "note"} <= shown["checkpoint"].keys()
+    assert {"weights_gb", "kv_tokens", "fits"} <= shown["rollout"].keys()
+    assert {"steady_s", "first_s"} <= shown["step"].keys()
+    assert {"steps", "count", "goodput"} <= shown["segment"].keys()
+    assert len(shown["gpu"]["stages"]) == 32
+
+
+@pytest.mark.parametrize("asked", [PRO_H100, PRO_GB200, flash_sft(GB300, 8, 4, mtp=True), flash_sft(H100, 4, 4)])
+def test_json_is_strict(asked):
+    shown = plan(asked)
+    json.dumps(as_json(shown, levers(shown)), allow_nan=False)
+
+
+# ---- for people
+
+
+@pytest.mark.parametrize("asked", [PRO_H100, PRO_GB200, flash_sft(GB300, 8, 4, mtp=True), flash_sft(H100, 4, 4)])
+def test_the_text_says_what_it_is_about(asked):
+    shown = plan(asked)
+    text = render(shown, levers(shown))
+    assert f"{asked.parallel.world} GPUs" in text
+    assert "VERDICT" in text
+    assert shown.layout in text
+    assert ("extrapolated" in text.lower()) == bool(shown.step.extrapolated)
+    assert all(len(line) <= 130 for line in text.splitlines() if "SET=" not in line)
+
+
+def test_equal_stages_are_one_line():
+    assert "1-27: 2 layers" in render(plan(PRO_H100))
+
+
+def test_explain_shows_formula_and_kind_of_every_constant():
+    text = explain(plan(PRO_GB200))
+    assert "peak = 57.0 + max(20.9, 24.2) + 1.8 = 83.0 GiB" in text
+    for name in BUILT_IN.by_name:
+        assert name in text
+    assert "[guessed]" in text
+
+
+def test_every_constant_has_unit_kind_and_source():
+    for constant in BUILT_IN.by_name.values():
+        assert constant.unit
+        assert constant.source
+        assert constant.kind in ("derived", "fitted", "guessed")
+
+
+# ---- levers and search
+
+
+def test_levers_that_would_make_32_h100_hold_flash():
+    offered = levers(plan(flash_sft(H100, 4, 4)))
+    fits = [lever.change for lever in offered if lever.verdict == "fit"]
+    assert "16 nodes with PP 16" in fits
+    assert "precision-aware, bf16 gradients, Adam on the CPU" in fits
+    assert offered[0].verdict == "fit"
+
+
+def test_levers_of_the_gb200_head_node():
+    effect = {lever.change: lever for lever in levers(plan(PRO_GB200))}
+    assert effect["precision-aware optimizer"].host_change_gb == pytest.approx(-158, abs=2)
+    assert effect["the generated layout"].host_change_gb == pytest.approx(-160, abs=2)
+    assert effect["pinned tensors not rounded up (untested)"].host_change_gb < -80
+    assert effect["50% of Adam on the CPU"].gpu_change_gib > 20
+
+
+def test_an_object_store_of_rays_default_size_is_seen():
+    large = replace(PRO_GB200, layout=None, levers=replace(PRO_GB200.levers, object_store_gib=300))
+    shown = plan(large)
+    assert shown.verdict.verdict == "tight"
+    assert any("object store at 32 GiB" in lever.change for lever in levers(shown))
+
+
+def test_search_proposes_legal_layouts_best_first():
+    found = search(PRO_GB200, BUILT_IN)
+    assert found[0].verdict == "fit"
+    assert [x.rank for x in found] == sorted(x.rank for x in found)
+    assert any(x.question.parallel.pipeline == 16 and x.question.parallel.expert == 16 for x in found)
+    for x in found:
+        assert evaluate(x.question, BUILT_IN).layout == x.layout
+    assert "now: tight" in render_search(found, candidate(PRO_GB200, BUILT_IN))
+
+
+def test_search_finds_a_rollout_that_fits():
+    broken = replace(PRO_H100, rollout=Rollout(8, 4, 32))
+    assert search(broken, BUILT_IN)[0].question.rollout.gpus >= 64
+
+
+# ---- racks
+
+
+def test_racks():
+    assert slurm_segment(PRO_GB200) == 16
+    assert slurm_segment(PRO_H100) is None
+    assert slurm_segment(replace(PRO_GB200, parallel=replace(PRO_GB200.parallel, nodes=62))) == 0
+    assert any("--segment=16" in warning for warning in plan(PRO_GB200).verdict.warnings)
+
+
+def test_switched_off_nvlink_between_nodes_is_said():
+    asked = replace(PRO_GB200, env=(("NCCL_CUMEM_ENABLE", "0"),))
+    assert any("NCCL_CUMEM_ENABLE" in warning for warning in plan(asked).verdict.warnings)
+    assert not any("NCCL_CUMEM_ENABLE" in warning for warning in plan(PRO_H100).verdict.warnings)
+
+
+def test_offloading_nothing_is_said():
+    asked = replace(PRO_GB200, levers=Levers(cpu_offload=True, offload_fraction=0))
+    assert any("offloads nothing" in warning for warning in plan(asked).verdict.warnings)
+
+
+# ---- the verb
+
+
+def arguments(*words):
+    parser = argparse.ArgumentParser()
+    cli.add_parser(parser.add_subparsers(dest="verb"))
+    return parser.parse_args(["plan", *words])
+
+
+def test_the_verb_on_the_tiny_profile(capsys):
+    assert cli.run(arguments("--hw", "cpu")) == 0
+    assert "nothing to plan" in capsys.readouterr().out
+    assert cli.run(arguments("--hw", "cpu", "--json")) == 0
+    assert json.loads(capsys.readouterr().out) == {"verdict": None}
+
+
+def test_the_verb_without_hardware_names_what_there_is():
+    with pytest.raises(UserError, match=r"HW is not set; known: .*gb200"):
+        cli.run(arguments())
+
+
+def test_exit_code_3_where_it_does_not_fit(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("DSV4KIT_CONFIG", str(tmp_path))
+    for asked, code in ((flash_sft(H100, 4, 4), 3), (replace(PRO_GB200, hardware=GB200), 0)):
+        monkeypatch.setattr(cli, "_question", lambda args, asked=asked: (asked, None))
+        for words in ((), ("--json",), ("--explain",)):
+            assert cli.run(arguments("--hw", "x", *words)) == code
+            assert capsys.readouterr().out

@@ -248,7 +248,9 @@ class Settings(Strict):
     parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
     optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
     deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
-    plugins: list[str] = Field(description="modules verl imports in every process (VERL_USE_EXTERNAL_MODULES)")
+    plugins: dict[str, bool] = Field(
+        description="module: whether verl imports it in every process (VERL_USE_EXTERNAL_MODULES)"
+    )
     env: dict[str, Text] = Field(description="environment of every process on every node, set before Ray starts")
     verl: dict[str, Any] = Field(description="verl's own keys, dotted, for what has no field here")
 

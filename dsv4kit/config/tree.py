@@ -7,8 +7,8 @@ from typing import Any
 
 Tree = dict[str, Any]
 
-# Below these keys the names are verl's or the environment's, dots and all: they are one level deep.
-FLAT = ("env", "verl")
+# Below these keys stand names of others, dots and all: they are one level deep.
+FLAT = ("env", "plugins", "verl")
 
 
 def merge(base: Tree, layer: Mapping[str, Any], source: str, sources: dict[str, str], prefix: str = "") -> Tree:

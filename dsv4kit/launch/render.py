@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jinja2
 
 from dsv4kit import quoting
+from dsv4kit.config import time_limit
 from dsv4kit.config.loading import ROOT
 from dsv4kit.config.schema import Settings, Site
 from dsv4kit.launch.run_dir import RunDir
@@ -53,6 +54,7 @@ class SegmentScript:
                 gpus_per_node=settings.hardware.gpus_per_node,
                 cpus_per_task=settings.hardware.cpus_per_node,
                 time=settings.schedule.time,
+                time_limit_s=time_limit.seconds(settings.schedule.time),
                 gpu_option=slurm.gpu_option,
                 grace_s=slurm.grace_s,
                 requeue=slurm.requeue,

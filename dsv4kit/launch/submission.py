@@ -107,7 +107,11 @@ class Submission:
             checkpoint_contents=list(settings.checkpoint.contents),
             module=settings.recipe.module,
             overrides=self.overrides,
-            env={**settings.env, "VERL_USE_EXTERNAL_MODULES": ",".join(settings.plugins)},
+            env={
+                **settings.env,
+                "VERL_USE_EXTERNAL_MODULES": ",".join(name for name, wanted in settings.plugins.items() if wanted),
+            },
+            stops_by_plugin=settings.plugins.get("dsv4kit.plugin.segment_stop", False),
             interface=self.site.network.interface,
             scratch_dir=self.site.scratch_dir,
             sample_interval_s=settings.watch.sample_interval_s,

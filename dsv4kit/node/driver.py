@@ -36,7 +36,7 @@ def command(spec: NodeSpec, attempt_dir: Path, target: int) -> list[str]:
         "-m",
         spec.module,
         *spec.overrides,
-        f"trainer.total_training_steps={target}",
+        f"trainer.total_training_steps={spec.total_steps if spec.stops_by_plugin else target}",
         # Epochs must never be what ends a run: verl would then exit without a save, and with success.
         f"trainer.total_epochs={spec.total_steps}",
         "hydra.run.dir=hydra",  # below the attempt: the configuration as verl composed it

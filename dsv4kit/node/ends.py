@@ -14,6 +14,7 @@ from dsv4kit.trainer.driver_log import clean
 
 COMPLETED = "completed"
 NOTHING_TO_DO = "nothing to do"
+STOPPED = "stopped at a step boundary"
 STOPPED_SHORT = "stopped short"
 OUT_OF_GPU_MEMORY = "out of GPU memory"
 OUT_OF_HOST_MEMORY = "out of host memory"

@@ -19,6 +19,7 @@ def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path) -> dict[st
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "HYDRA_FULL_ERROR": "1",
+        "DSV4KIT_ATTEMPT_DIR": str(attempt_dir),  # for the plugin
         # verl opens this file anew at each start, hence one per attempt.
         "VERL_FILE_LOGGER_PATH": str(attempt_dir / "metrics.jsonl"),
     }

@@ -1,4 +1,4 @@
-"""Small files on a shared file system: one writer and many readers each, no locks (NFS and Lustre have none to trust)."""
+"""Small files on a shared file system: one writer and many readers each, no locks: none can be trusted there."""
 
 from __future__ import annotations
 

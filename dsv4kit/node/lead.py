@@ -12,7 +12,7 @@ from dsv4kit.node import ends, outcome, ports, preflight, ray_cluster
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.driver import Driver
 from dsv4kit.node.ends import Evidence
-from dsv4kit.node.files import tail, write_json
+from dsv4kit.node.files import read_json, tail, write_json
 from dsv4kit.node.phases import BRING_UP, END, START, Phases
 from dsv4kit.node.resume import Plan, plan
 from dsv4kit.node.spec import NodeSpec
@@ -124,6 +124,8 @@ class Lead:
             return Evidence(ended.ended_as, ended.evidence)
         if checkpoints.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
             return Evidence(ends.COMPLETED, [])
+        if ended.exit_status == 0 and (stopped := read_json(self.attempt.dir / "stopped.json")):
+            return Evidence(ends.STOPPED, [f"step {stopped['step']}: {stopped['reason']}"])
         if ended.exit_status == 0:
             line = f"the driver ended by itself at step {driver.steps_done()}, before step {here.target} was saved"
             return Evidence(ends.STOPPED_SHORT, [line])

@@ -43,6 +43,7 @@ class NodeSpec:
     module: str
     overrides: list[str]
     env: dict[str, str]
+    stops_by_plugin: bool
     interface: str | None
     scratch_dir: str
     sample_interval_s: float

@@ -37,6 +37,7 @@ def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
             "trainer.n_gpus_per_node=1",
         ],
         "env": {},
+        "stops_by_plugin": False,
         "interface": None,
         "scratch_dir": "/tmp",
         "sample_interval_s": 0.05,

@@ -3,9 +3,10 @@
     VERL_USE_EXTERNAL_MODULES=dsv4kit.plugin.segment_stop
 
 verl's one stop is `trainer.total_training_steps`. With this plugin it is the length of the whole run in every segment,
-so nothing derived from it (the learning rate's decay first of all) changes at a segment's border. When to stop is read from files,
-because verl's trainer may run on any node: the target from `plan.json` in DSV4KIT_ATTEMPT_DIR, a request from the file `STOP` one level up; and from SLURM_JOB_END_TIME. `stopped.json` tells the agent what was decided.
-Without the first variable nothing changes.
+so nothing derived from it (the learning rate's decay first of all) changes at a segment's border. When to stop is read
+from files, because verl's trainer may run on any node: the target from `plan.json` in DSV4KIT_ATTEMPT_DIR, a request
+from the file `STOP` one level up; and from SLURM_JOB_END_TIME. `stopped.json` tells the agent what was decided. Without
+the first variable nothing changes.
 
 Needed until verl stops by itself before a time limit; the V1 trainer of 0.9.1 does not (it never reads its ESI option).
 """

@@ -21,8 +21,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
         "verdict": plan.verdict.verdict,
         "reasons": list(plan.verdict.reasons),
         "warnings": list(plan.verdict.warnings),
-        "question": vars(point_of(q))
-        | {"gpus_per_node": q.parallel.gpus_per_node, "layout": plan.layout, "mtp": q.mtp},
+        "question": vars(point_of(q)) | {"gpus_per_node": q.parallel.gpus_per_node, "mtp": q.mtp},
         "coefficients": plan.coefficients.origin,
         "extrapolated": list(plan.memory_extrapolated),
         "model": {

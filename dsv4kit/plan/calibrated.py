@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsv4kit.plan.inputs import Question
+from dsv4kit.plan.inputs import Levers, Question
+from dsv4kit.plan.shards import layout_of
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,33 @@ class Point:
     sequences: int
     prompt_tokens: int
     response_tokens: int
+    layout: str
+    optimizer: str
+    rollout: str
 
 
+# Layouts and optimizer settings are not published: these are the ones that reproduce the published memory.
 PUBLISHED = (
-    Point("h100", "dsv4-pro", "grpo", 64, 32, 8, 1, 64, 2048, 4096),
-    Point("gb200", "dsv4-pro", "grpo", 64, 16, 16, 1, 64, 2048, 8192),
+    Point(
+        *("h100", "dsv4-pro", "grpo", 64, 32, 8, 1, 64, 2048, 4096),
+        layout="Et*3|(tt|)*27(t|)*3tL",
+        optimizer="CPU 1, precision-aware, bf16 gradients",
+        rollout="TP 8 x DP 8",
+    ),
+    Point(
+        *("gb200", "dsv4-pro", "grpo", 64, 16, 16, 1, 64, 2048, 8192),
+        layout="Et*4|(t*4|)*12(t*3|)*2t*3L",
+        optimizer="CPU 1, bf16 gradients",
+        rollout="TP 1 x DP 32",
+    ),
 )
 
 MEMORY = ("hardware", "model", "recipe")
-TIME = (*MEMORY, "nodes", "pipeline", "expert", "context", "sequences", "prompt_tokens", "response_tokens")
+TIME = (
+    *MEMORY,
+    *("nodes", "pipeline", "expert", "context", "sequences", "prompt_tokens", "response_tokens"),
+    *("layout", "optimizer", "rollout"),
+)
 
 
 def point_of(q: Question) -> Point:
@@ -46,7 +65,16 @@ def point_of(q: Question) -> Point:
         sequences=q.work.sequences,
         prompt_tokens=q.work.prompt_tokens,
         response_tokens=q.work.response_tokens,
+        layout=layout_of(q),
+        optimizer=_optimizer(q.levers),
+        rollout=f"TP {q.rollout.tensor} x DP {q.rollout.data}" if q.rollout else "none",
     )
+
+
+def _optimizer(levers: Levers) -> str:
+    words = [f"CPU {levers.on_cpu:g}"]
+    words += ["precision-aware"] * levers.precision_aware + ["bf16 gradients"] * levers.bf16_gradients
+    return ", ".join(words)
 
 
 def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str]) -> tuple[str, ...]:

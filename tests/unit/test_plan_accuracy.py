@@ -236,6 +236,8 @@ def test_no_extrapolation_is_presented_as_knowledge():
         replace(PRO_H100, parallel=replace(PRO_H100.parallel, nodes=128)),
         replace(PRO_H100, work=replace(PRO_H100.work, response_tokens=8192)),
         replace(PRO_H100, hardware=H200),
+        replace(PRO_GB200, layout=None),
+        replace(PRO_H100, levers=replace(PRO_H100.levers, offload_fraction=0.9)),
         flash_sft(GB300, 8, 4),
     ):
         assert plan(changed).step.extrapolated

@@ -29,6 +29,7 @@ OPEN = (
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
     "reward.reward_kwargs",
+    "trainer.v1.sampler.sampler_kwargs",
 )
 # Real fields of verl's dataclasses that its YAML leaves out.
 UNLISTED = ("actor_rollout_ref.rollout.enable_sleep_mode",)

@@ -14,7 +14,7 @@ from dsv4kit.cli import variables
 from dsv4kit.cli.arguments import Parser
 from dsv4kit.errors import UserError
 
-_VERBS = ("submit", "status", "logs", "resume", "cancel", "profiles", "sandbox")
+_VERBS = ("plan", "submit", "status", "logs", "resume", "cancel", "profiles", "sandbox")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from dsv4kit.cli.arguments import add_variables
-from dsv4kit.cli.variables import FREE, SELECTION, SETTINGS
+from dsv4kit.cli.variables import BY_VERB
 
 if TYPE_CHECKING:
     from dsv4kit.plan.calibration import Site
@@ -21,11 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "plan", help="what fits, how big, how long", description="What fits, how big, how long. Exit code 3: no fit."
     )
-    add_variables(parser, (*SELECTION, *SETTINGS, *FREE))
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--explain", action="store_true", help="the formulas with their numbers, and every constant")
-    parser.add_argument("--search", action="store_true", help="the best legal layouts for these nodes")
-    parser.add_argument("--calibrate", metavar="RUN_DIR", help="fit the site's constants to a run, and keep them")
+    add_variables(parser, BY_VERB["plan"])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dsv4kit.launch.submission import Submission
 
 
+_IMPOSSIBLE = 3
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Registers the verb."""
     parser = subparsers.add_parser("submit", help="start a run", description="Start a run as a chain of Slurm jobs.")
@@ -25,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
     """Checks everything, then submits, then (on a site that wants it) follows the run to its end."""
     submission = request(args)
     submission.check()
+    if not _plan_allows(submission):
+        return _IMPOSSIBLE
     if submission.site.name == "sandbox":
         from dsv4kit.cli.local import on_sandbox
 
@@ -49,6 +54,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plan_allows(submission: Submission) -> bool:
+    """Shows what the planner has to say; False where it finds the run impossible and nobody insists."""
+    import sys
+
+    verdict = submission.verdict
+    if verdict is None:
+        return True
+    for line in (*verdict.reasons, *verdict.warnings):
+        print(f"dsv4kit: plan: {verdict.verdict}: {line}", file=sys.stderr)
+    if verdict.fits or submission.forced:
+        return True
+    print("dsv4kit: plan: nothing submitted; FORCE=1 submits it all the same", file=sys.stderr)
+    return False
+
+
 def request(args: argparse.Namespace) -> Submission:
     """What the options ask for, before anything is looked at outside of the configuration."""
     from dsv4kit.config.loading import load_settings, load_site
@@ -63,7 +83,9 @@ def request(args: argparse.Namespace) -> Submission:
     model = resolved.settings.model
     if model.path is None and not model.made_locally:
         raise UserError(f"MODEL_PATH: not set; {model.name} needs the directory with its weights")
-    return Submission(resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3")
+    return Submission(
+        resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
+    )
 
 
 def overrides_of(args: argparse.Namespace) -> list[Override]:

@@ -54,13 +54,19 @@ FREE = (
 )
 RUN = Variable("RUN", "name of the run; default: a new one for submit, else the newest")
 DRY_RUN = Variable("DRY_RUN", "show what would be submitted, submit nothing", flag=True)
+FORCE = Variable("FORCE", "submit what the planner says does not fit", flag=True)
+JSON = Variable("JSON", "for programs", flag=True)
+EXPLAIN = Variable("EXPLAIN", "the formulas with their numbers, and every constant", flag=True)
+SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
+CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "submit": (*SELECTION, *SETTINGS, RUN, *FREE, DRY_RUN, FOLLOW, TORCH_INDEX),
+    "plan": (*SELECTION, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
+    "submit": (*SELECTION, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
     "resume": (RUN, SETTINGS[1], FROM_STEP, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),

@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -30,6 +30,9 @@ from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.spec import Limits, NodeSpec, RayResources
 from dsv4kit.trainer import compose, overrides
 
+if TYPE_CHECKING:
+    from dsv4kit.plan.verdict import Verdict
+
 _GIB = 2**30
 
 
@@ -44,12 +47,20 @@ class Submission:
     python: str
     model_path: str = ""
     data_dir: str = ""
+    forced: bool = False
 
     @property
     def segments(self) -> int:
         """Segments the whole run takes."""
         schedule = self.resolved.settings.schedule
         return math.ceil(schedule.steps / schedule.segment_steps)
+
+    @functools.cached_property
+    def verdict(self) -> Verdict | None:
+        """What the planner says; None for a model without geometry."""
+        from dsv4kit.plan.verdict import for_settings
+
+        return for_settings(self.resolved.settings, self.site.name)
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
@@ -138,6 +149,8 @@ class Submission:
             "sources": dict(self.resolved.sources),
             "site": self.site.model_dump(),
             "python": self.python,
+            "plan": self.verdict and {"verdict": self.verdict.verdict, "reasons": list(self.verdict.reasons)},
+            "forced": self.forced,
             "versions": {
                 "dsv4kit": dsv4kit.__version__,
                 "commit": _commit(),

@@ -66,7 +66,7 @@ test-e2e: setup-dev  ## the real trainer on a real Slurm
 lint: setup-dev  ## ruff, mypy --strict, shellcheck
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy
-	@shellcheck $$(git ls-files '*.sh' .ci/run)
+	@$(VENV)/bin/shellcheck $$(git ls-files '*.sh' .ci/run)
 
 bench: setup-dev  ## measure what the design promises
 	@$(VENV)/bin/python -m benchmarks

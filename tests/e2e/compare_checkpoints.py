@@ -1,6 +1,6 @@
 """`python compare_checkpoints.py A B RANKS`: largest difference of weights and of optimizer state of two checkpoints.
 
-Run with the Python of the trainer, for torch. Prints {"model": x, "optim": y, "tensors": n}; 0.0 is equal to the last bit.
+Run with the Python of the trainer, for torch. Prints {"model": x, "optim": y, "tensors": n}; 0.0: the same bits.
 """
 
 import json

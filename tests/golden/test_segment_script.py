@@ -1,9 +1,9 @@
 """The batch script, as text to review and as a program: shellcheck, and bash with stand-ins for Slurm's commands."""
 
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -52,9 +52,8 @@ def test_the_chain_waits_with_afterany_and_starts_from_a_clean_environment() -> 
 
 @pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch"])
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed")
-    done = subprocess.run(["shellcheck", Path(__file__).parent / name], capture_output=True, text=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")  # of the locked development environment
+    done = subprocess.run([shellcheck, Path(__file__).parent / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -153,7 +152,8 @@ def test_there_is_one_srun_with_a_scrubbed_environment(host: Host) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_signals_do_not_end_the_script_before_the_agents(host: Host, number: signal.Signals) -> None:
-    wait = f"touch {quoting.shell(str(host.run))}/up; while [ ! -e {quoting.shell(str(host.run))}/go ]; do sleep 0.05; done"
+    where = quoting.shell(str(host.run))
+    wait = f"touch {where}/up; while [ ! -e {where}/go ]; do sleep 0.05; done"
     host.command("srun", f"{wait}; {host.verdict('continue')}")
     process = host.start()
     while not (host.run / "up").exists():

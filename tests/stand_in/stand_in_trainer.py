@@ -1,7 +1,7 @@
-"""Stands in for verl's driver where a test is about the kit and not about training: same arguments, files and log lines.
+"""Stands in for verl's driver where a test is about the kit and not about training: its arguments, files, log lines.
 
-It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes the metrics file,
-and misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!".
+It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes metrics, and
+misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!".
 """
 
 import json

@@ -159,7 +159,8 @@ def handed_over(tmp_path: Path) -> Callable[..., dict[str, str]]:
     kit = tmp_path / "kit"
     kit.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        "print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('DSV4KIT_MAKE')} | {'argv': sys.argv[1:]}))\n"
+        "handed = {k: v for k, v in os.environ.items() if k.startswith('DSV4KIT_MAKE')}\n"
+        "print(json.dumps(handed | {'argv': sys.argv[1:]}))\n"
     )
     kit.chmod(0o755)
 

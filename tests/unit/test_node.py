@@ -197,7 +197,8 @@ class TestProcesses:
             "processes.adopt_orphans()\n"
             "subprocess.run(['bash', '-c', '(setsid sleep 300 & echo $! > pid) & (setsid setsid sleep 300 &) &'])\n"
             "while len(processes.descendants(__import__('os').getpid())) < 2: time.sleep(0.01)\n"
-            "print(len(processes.end_descendants(grace_s=1)) >= 2, len(processes.descendants(__import__('os').getpid())))\n"
+            "ended = processes.end_descendants(grace_s=1)\n"
+            "print(len(ended) >= 2, len(processes.descendants(__import__('os').getpid())))\n"
         )
         root = str(Path(__file__).parents[2])
         done = subprocess.run(

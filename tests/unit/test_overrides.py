@@ -53,7 +53,7 @@ def test_a_new_key_below_an_open_dictionary_is_added(tree: compose.Tree) -> None
 def test_a_mandatory_key_left_out_is_named(tree: compose.Tree) -> None:
     pairs = build()
     del pairs["actor_rollout_ref.rollout.name"]
-    with pytest.raises(UserError, match="needs a value for actor_rollout_ref.rollout.name"):
+    with pytest.raises(UserError, match=r"needs a value for actor_rollout_ref\.rollout\.name"):
         tree.render(pairs)
 
 

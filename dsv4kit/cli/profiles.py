@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from dsv4kit.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from dsv4kit.config.loading import Resolved
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -12,29 +16,80 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("profiles", help="list profiles, or show one", description="List or show profiles.")
     parser.add_argument("action", nargs="?", choices=["list", "show"], default="list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the profile to show")
+    parser.add_argument("--json", action="store_true", help="for programs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the list, or one resolved profile."""
-    from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
-    from dsv4kit.config.tree import leaves
+    import json
 
+    from dsv4kit.config.loading import combinations
+
+    known = combinations()
     if args.action == "list":
-        for name in names("profiles"):
-            profile = load_yaml(HERE / "profiles" / f"{name}.yaml")
-            combination = " ".join(f"{key}={value}" for key, value in profile["for"].items())
-            print(f"{name:20}  {combination:48}  {profile['description']}")
+        rows = [_row(name, combination) for name, combination in known.items()]
+        if args.json:
+            print(json.dumps(rows, indent=2))
+        else:
+            _print_list(rows)
         return 0
-    known = names("profiles")
     if args.name not in known:
         raise UserError(
             f"profile {args.name!r}: no such name; known: {', '.join(known)}{nearest(str(args.name), known)}"
         )
-    combination = load_yaml(HERE / "profiles" / f"{args.name}.yaml")["for"]
-    resolved = load_settings(combination["hardware"], combination["model"], combination["recipe"])
+    resolved = _resolved(known[args.name])
+    if args.json:
+        shown = {
+            "profile": args.name,
+            "select": known[args.name],
+            "settings": resolved.settings.model_dump(),
+            "sources": dict(resolved.sources),
+            "derived": _derived(resolved),
+        }
+        print(json.dumps(shown, indent=2))
+    else:
+        _print_settings(resolved)
+    return 0
+
+
+def _resolved(combination: dict[str, str]) -> Resolved:
+    from dsv4kit.config.loading import load_settings
+
+    return load_settings(combination["hardware"], combination["model"], combination["recipe"])
+
+
+def _row(name: str, combination: dict[str, str]) -> dict[str, Any]:
+    settings = _resolved(combination).settings
+    return {
+        "profile": name,
+        **combination,
+        "nodes": settings.schedule.nodes,
+        "gpus": settings.schedule.nodes * settings.hardware.gpus_per_node,
+        "description": settings.description,
+    }
+
+
+def _derived(resolved: Resolved) -> dict[str, Any]:
+    """What follows from the settings and is not one of them."""
+    from dsv4kit.launch.layout import pipeline_layout
+    from dsv4kit.trainer.rules import node_unit
+
+    settings = resolved.settings
+    return {"pipeline_layout": pipeline_layout(settings), "nodes_multiple_of": node_unit(settings)}
+
+
+def _print_list(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        select = f"HW={row['hardware']} MODEL={row['model']} RECIPE={row['recipe']}"
+        print(f"{row['profile']:20}  {select:44}  {row['nodes']:3} nodes  {row['description']}")
+
+
+def _print_settings(resolved: Resolved) -> None:
+    from dsv4kit.config.tree import leaves
+
     values = leaves(resolved.settings.model_dump())
     rows = [(f"{key} = {value!r}", resolved.sources.get(key, "default")) for key, value in values]
+    rows += [(f"# {key} = {value!r}", "follows from the above") for key, value in _derived(resolved).items()]
     width = max(len(text) for text, _ in rows)
     for text, source in rows:
         print(f"{text:{min(width, 90)}}  # {source}")
-    return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from dsv4kit.cli.arguments import add_variables
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 _IMPOSSIBLE = 3
 
+_NEEDED = {
+    "MODEL_PATH": "the directory with its weights",
+    "TRAIN_FILE": "a parquet file with training data",
+    "TEST_FILE": "a parquet file with validation data (verl reads it at every start)",
+}
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Registers the verb."""
@@ -28,6 +35,11 @@ def run(args: argparse.Namespace) -> int:
     """Checks everything, then submits, then (on a site that wants it) follows the run to its end."""
     submission = request(args)
     submission.check()
+    for note in submission.data.notes:
+        print(f"dsv4kit: data: {note}", file=sys.stderr)
+    if submission.missing and not args.dry_run:
+        name = submission.missing[0]
+        raise UserError(f"{name}: not set; {submission.resolved.settings.model.name} needs {_NEEDED[name]}")
     if not _plan_allows(submission):
         return _IMPOSSIBLE
     if submission.site.name == "sandbox":
@@ -56,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan_allows(submission: Submission) -> bool:
     """Shows what the planner has to say; False where it finds the run impossible and nobody insists."""
-    import sys
-
     verdict = submission.verdict
     if verdict is None:
         return True
@@ -80,9 +90,6 @@ def request(args: argparse.Namespace) -> Submission:
     resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides_of(args))
     site = load_site(chosen["site"])
     name = checked_name(args.run) if args.run is not None else _new_name(resolved.settings.profile)
-    model = resolved.settings.model
-    if model.path is None and not model.made_locally:
-        raise UserError(f"MODEL_PATH: not set; {model.name} needs the directory with its weights")
     return Submission(
         resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
     )
@@ -96,7 +103,7 @@ def overrides_of(args: argparse.Namespace) -> list[Override]:
     for variable in SETTINGS:
         text = getattr(args, variable.name.lower())
         if text is not None and variable.setting:
-            value = [text] if variable.setting.endswith("_files") else text
+            value = _listed(text, variable.separator) if variable.listed else text
             found.append(Override(variable.setting, value, f"{variable.name}={text}"))
     for word in args.set:
         key, text = split_pair(word, "SET")
@@ -105,6 +112,14 @@ def overrides_of(args: argparse.Namespace) -> list[Override]:
         key, text = split_pair(word, "VERL")
         found.append(Override(f"verl.{key}", parse_value(text), f"VERL {key}"))
     return found
+
+
+def _listed(text: str, separator: str | None) -> object:
+    """A list as people write it: `[a,b]`, or its items with `separator` between them."""
+    value = parse_value(text)
+    if isinstance(value, list):
+        return value
+    return [part.strip() for part in text.split(separator)] if separator else [text]
 
 
 def _selection(args: argparse.Namespace) -> dict[str, str]:

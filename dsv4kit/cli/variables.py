@@ -17,13 +17,18 @@ TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 @dataclass(frozen=True)
 class Variable:
-    """`name` on the make line, `--option` on the command line; `setting` is the settings key it stands for, if any."""
+    """`name` on the make line, `--option` on the command line; `setting` is the settings key it stands for, if any.
+
+    `listed`: the value is a list, `[a,b]` or one item; where `separator` is given, items with that between them too.
+    """
 
     name: str
     help: str
     setting: str | None = None
     flag: bool = False
     many: bool = False
+    listed: bool = False
+    separator: str | None = None
 
     @property
     def option(self) -> str:
@@ -39,13 +44,20 @@ SETTINGS = (
     Variable("TIME", "Slurm time limit of one segment, e.g. 4:00:00", "schedule.time"),
     Variable("DETERMINISTIC", "True: resumes are bit-identical", "deterministic"),
     Variable("MODEL_PATH", "directory with the model's weights", "model.path"),
-    Variable("TRAIN_FILE", "parquet file with training data", "data.train_files"),
-    Variable("TEST_FILE", "parquet file with validation data", "data.val_files"),
+    Variable("TRAIN_FILE", "parquet file with training data", "data.train_files", listed=True),
+    Variable("TEST_FILE", "parquet file with validation data", "data.val_files", listed=True),
+    Variable("CHAT_TEMPLATE_FILE", "Jinja chat template that replaces the tokenizer's", "model.chat_template_file"),
+    Variable("DIST_CKPT_PATH", "Megatron shards to load the base weights from", "checkpoint.dist_checkpoint_path"),
+    Variable("PRECISION_AWARE_OPTIMIZER", "True: no second fp32 copy on the GPU", "optimizer.precision_aware"),
+    Variable("OPTIMIZER_OFFLOAD_FRACTION", "share of Adam that runs on the CPU", "optimizer.offload_fraction"),
+    Variable("ROUTER_REPLAY_MODE", "disabled, R2 or R3", "rollout.router_replay"),
+    Variable("ROLLOUT_MOE_BACKEND", "vLLM's expert kernels; none: upstream's default", "kernels.moe_backend"),
+    Variable("LOGGER", "where verl sends metrics, e.g. console,wandb", "loggers", listed=True, separator=","),
 )
 SELECTION = (
     Variable("HW", "hardware, see `dsv4kit profiles`"),
     Variable("MODEL", "model; default: the hardware's"),
-    Variable("RECIPE", "grpo; default: the hardware's"),
+    Variable("RECIPE", "grpo or sft; default: the hardware's"),
     Variable("SITE", "cluster: a name in slurm/sites or a YAML file; default: the hardware's"),
 )
 FREE = (

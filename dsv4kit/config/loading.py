@@ -1,4 +1,8 @@
-"""From names and overrides to one checked `Settings` tree, with the source of every value."""
+"""From names and overrides to one checked `Settings` tree, with the source of every value.
+
+A profile is merged from general to particular: recipe, model, what the profile shares with others, hardware, profile.
+`bases:` in any of these files names files merged below it: one in config/bases/, or `kind/name` (`models/dsv4-pro`).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,10 @@ ROOT = HERE.parents[1]
 SITES = ROOT / "slurm" / "sites"
 
 M = TypeVar("M", bound=BaseModel)
+
+# Keys of the files that are not settings.
+_NOT_SETTINGS = ("defaults", "for", "bases")
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ def names(kind: str) -> list[str]:
 def load_yaml(path: Path) -> Tree:
     """One YAML mapping; a user error names file and line of what is wrong."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -74,6 +82,15 @@ def load_site(name: str) -> Site:
     return _validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
 
 
+def combinations() -> dict[str, dict[str, str]]:
+    """Profile name -> hardware, model and recipe it is for."""
+    found = {}
+    for name in names("profiles"):
+        combination = load_yaml(HERE / "profiles" / f"{name}.yaml")["for"]
+        found[name] = {key: str(combination[key]) for key in ("hardware", "model", "recipe")}
+    return found
+
+
 def hardware_defaults(hardware: str) -> dict[str, str]:
     """Model, recipe and site that go with a hardware where the user names none."""
     path = find("hardware", hardware, "HW")
@@ -82,35 +99,46 @@ def hardware_defaults(hardware: str) -> dict[str, str]:
 
 def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Override] = ()) -> Resolved:
     """The profile for hardware x model x recipe with the user's overrides on top, checked."""
-    layers = [
-        find("recipes", recipe, "RECIPE"),
-        find("models", model, "MODEL"),
-        find("hardware", hardware, "HW"),
-        _profile_for(hardware, model, recipe),
-    ]
+    below = [find("recipes", recipe, "RECIPE"), find("models", model, "MODEL")]
+    machine = find("hardware", hardware, "HW")
+    profile = _profile_for(hardware, model, recipe)
+    layers: dict[Path, Tree] = {}
+    for path in below:
+        layers |= _with_bases(path)
+    shared = _with_bases(profile)
+    own = shared.pop(profile)
+    layers = {**layers, **shared, **_with_bases(machine), profile: own}
     tree: Tree = {}
     sources: dict[str, str] = {}
-    for path in layers:
-        layer = load_yaml(path)
-        layer.pop("defaults", None)
-        layer.pop("for", None)
-        tree = merge(tree, layer, _shown(path), sources)
+    for path, layer in layers.items():
+        settings = {key: value for key, value in layer.items() if key not in _NOT_SETTINGS}
+        tree = merge(tree, settings, _shown(path), sources)
     for override in overrides:
         tree = assign(tree, override.key, override.value, override.source, sources)
     return Resolved(_validate(Settings, tree, sources), sources)
 
 
+def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
+    """The file and all its bases, most general first, each once."""
+    if path in above:
+        raise UserError(f"{_shown(path)}: is a base of itself")
+    content = load_yaml(path)
+    layers: dict[Path, Tree] = {}
+    for name in content.get("bases", []):
+        kind, _, stem = name.rpartition("/")
+        layers |= _with_bases(HERE / (kind or "bases") / f"{stem}.yaml", (*above, path))
+    return {**layers, path: content}
+
+
 def _profile_for(hardware: str, model: str, recipe: str) -> Path:
     """The one profile whose `for:` names these three."""
     wanted = {"hardware": hardware, "model": model, "recipe": recipe}
-    found = []
-    for name in names("profiles"):
-        path = HERE / "profiles" / f"{name}.yaml"
-        combination = load_yaml(path).get("for", {})
+    known = combinations()
+    for name, combination in known.items():
         if combination == wanted:
-            return path
-        found.append(" ".join(str(combination.get(key)) for key in wanted))
-    raise UserError(f"no profile for HW={hardware} MODEL={model} RECIPE={recipe}; there is: {'; '.join(found)}")
+            return HERE / "profiles" / f"{name}.yaml"
+    there = "; ".join(" ".join(c.values()) for c in known.values() if c["hardware"] == hardware)
+    raise UserError(f"no profile for HW={hardware} MODEL={model} RECIPE={recipe}; HW={hardware} has: {there}")
 
 
 def _shown(path: Path) -> str:

@@ -32,6 +32,17 @@ def _as_text(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_as_text)]
 
 
+def _none_is_null(value: object) -> object:
+    """`none` on a command line stands for null: leave it to upstream."""
+    return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
+
+
+def _saves(value: int) -> int:
+    if value < 1:
+        raise ValueError("verl never saves below 1, not even the last step of a segment; 1 to segment_steps are useful")
+    return value
+
+
 class Strict(BaseModel):
     """A section of the settings: immutable, and closed to keys it does not know."""
 
@@ -100,6 +111,12 @@ class Model(Strict):
     description: str
     path: str | None = Field(description="directory with the weights; null only for a model the kit makes itself")
     made_locally: bool = Field(default=False, description="the kit makes model and data on first use")
+    trust_remote_code: bool = Field(default=False, description="code that lies beside the weights may run")
+    chat_template_file: str | None = Field(
+        default=None,
+        description="Jinja template that replaces the tokenizer's: a file, read when the run is submitted, or the name"
+        " of one in containers/chat-templates (CHAT_TEMPLATE_FILE)",
+    )
     geometry: Geometry | None = Field(default=None, description="null: the planner has nothing to say about the model")
 
 
@@ -130,6 +147,15 @@ class Rollout(Strict):
 
     n: PositiveInt = Field(description="samples per prompt")
     tensor_model_parallel_size: PositiveInt
+    router_replay: Literal["disabled", "R2", "R3"] = Field(
+        default="disabled",
+        description="experts the actor's router takes: its own, those of its log-prob pass (R2), or those of the"
+        " rollout (R3) (ROUTER_REPLAY_MODE)",
+    )
+    max_num_seqs: PositiveInt | None = Field(
+        default=None, description="sequences one DP rank works on at a time; null: its even share of a step's samples"
+    )
+    kv_cache_dtype: str | None = Field(default=None, description="vLLM's kv_cache_dtype; null: vLLM decides")
 
 
 class Reward(Strict):
@@ -137,6 +163,11 @@ class Reward(Strict):
 
     function_path: str | None = Field(description="Python file, or `pkg://module` for one of the kit's own")
     function_name: str | None = None
+    manager: str | None = Field(default=None, description="verl's reward manager; null: verl's default")
+    overlong_buffer_tokens: PositiveInt | None = Field(
+        default=None, description="manager dapo: the last tokens of a response that cost score; null: none do"
+    )
+    overlong_penalty_factor: PositiveFloat = Field(default=1.0, description="manager dapo: score lost at full length")
 
 
 class Checkpoint(Strict):
@@ -156,7 +187,9 @@ class Schedule(Strict):
 
     steps: PositiveInt = Field(description="steps of the whole run")
     segment_steps: PositiveInt = Field(description="steps one Slurm job advances the run by")
-    save_freq: PositiveInt = Field(description="steps between checkpoints; the last step of a segment is always saved")
+    save_freq: Annotated[int, AfterValidator(_saves)] = Field(
+        description="steps between checkpoints; the last step of a segment is always saved"
+    )
     time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
         description="Slurm time limit of one segment, in Slurm's own notation"
     )
@@ -230,6 +263,43 @@ class Optimizer(Strict):
     optimizer_offload: bool = Field(default=False, description="verl moves optimizer state to the host between phases")
 
 
+class Engine(Strict):
+    """Which of verl's engines trains, and the verl it is found in."""
+
+    backend: Literal["fsdp", "megatron"] = Field(default="fsdp", description="verl's model_engine")
+    verl: str = Field(
+        default="0.9.1", description="the image's verl, by its name in trainer/features.yaml: what it has and lacks"
+    )
+    full_recompute: bool = Field(
+        default=False, description="every layer's activations are computed again in the backward pass (uniform, 1)"
+    )
+
+
+class Kernels(Strict):
+    """Kernels that exist on some hardware only; null leaves the choice to the image."""
+
+    moe_backend: Annotated[str | None, BeforeValidator(_none_is_null)] = Field(
+        default=None, description="vLLM's expert kernels (ROLLOUT_MOE_BACKEND; none: upstream's default)"
+    )
+    dsa_fusion: bool | None = Field(default=None, description="fused sparse attention (apply_dsa_kernel_fusion)")
+    rope_fusion: bool | None = Field(default=None, description="fused rotary embedding (apply_rope_fusion)")
+    fused_mhc: bool | None = Field(default=None, description="fused hyper-connections (use_fused_mhc)")
+
+
+Logger = Literal[
+    "console",
+    "file",
+    "wandb",
+    "tensorboard",
+    "mlflow",
+    "swanlab",
+    "vemlp_wandb",
+    "clearml",
+    "trackio",
+    "rl_insight",
+]
+
+
 class Settings(Strict):
     """One resolved profile."""
 
@@ -247,6 +317,12 @@ class Settings(Strict):
     watch: Watch
     parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
     optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
+    engine: Engine = Field(default=Engine(), description="what trains")
+    kernels: Kernels = Field(default=Kernels(), description="which kernels it trains and generates with")
+    loggers: list[Logger] = Field(
+        default=["console", "file"],
+        description="where verl sends metrics (LOGGER); console and file are always among them, the kit reads both",
+    )
     deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
     plugins: dict[str, bool] = Field(
         description="module: whether verl imports it in every process (VERL_USE_EXTERNAL_MODULES)"

@@ -20,20 +20,26 @@ import dsv4kit
 from dsv4kit.config.loading import ROOT, Resolved
 from dsv4kit.config.schema import Site
 from dsv4kit.errors import UserError
+from dsv4kit.launch import image_architecture
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
+from dsv4kit.launch.layout import pipeline_layout
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.spec import Limits, NodeSpec, RayResources
-from dsv4kit.trainer import compose, overrides
+from dsv4kit.trainer import compose, data_checks, overrides, rules
+from dsv4kit.trainer.features import features_of
+from dsv4kit.trainer.pairs import is_sft
 
 if TYPE_CHECKING:
     from dsv4kit.plan.verdict import Verdict
 
 _GIB = 2**30
+# Stands in a dry run for a path the user has not given.
+_NOT_SET = "/not-set"
 
 
 @dataclass(frozen=True)
@@ -64,22 +70,47 @@ class Submission:
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
-        settings = self.resolved.settings
-        schedule = settings.schedule
-        if schedule.nodes % schedule.nodes_multiple_of:
-            legal = [n for n in _neighbours(schedule.nodes, schedule.nodes_multiple_of) if n]
-            raise UserError(
-                f"NODES={schedule.nodes}: {settings.profile} needs a multiple of {schedule.nodes_multiple_of};"
-                f" nearest: {' and '.join(map(str, legal))}"
-            )
-        for key, paths in (("model.path", [settings.model.path]), ("data", _data_files(settings.data))):
-            for path in paths:
-                _check_readable(key, path, self.resolved.sources)
+        settings, sources = self.resolved.settings, self.resolved.sources
+        for problem in rules.broken(settings, sources):
+            raise UserError(problem)
+        _ = self.layout
+        image = getattr(self.site.container, "image", None)
+        if image and (wrong := image_architecture.problem(image, settings.hardware)):
+            raise UserError(wrong)
+        given = [("model.path", settings.model.path), *(("data", path) for path in _data_files(settings.data))]
+        for key, path in (*given, ("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path)):
+            _check_readable(key, path, sources)
+        for problem in self.data.problems:
+            raise UserError(problem)
         if self.run.path.exists():
             raise UserError(
                 f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
             )
         _ = self.overrides
+
+    @property
+    def missing(self) -> list[str]:
+        """Variables that have to be set before the run can be submitted."""
+        settings = self.resolved.settings
+        if settings.model.made_locally:
+            return []
+        wanted: list[tuple[str, object]] = [
+            ("MODEL_PATH", settings.model.path),
+            ("TRAIN_FILE", settings.data.train_files),
+        ]
+        if not is_sft(settings):
+            wanted.append(("TEST_FILE", settings.data.val_files))
+        return [name for name, value in wanted if not value]
+
+    @functools.cached_property
+    def data(self) -> data_checks.Report:
+        """What the user's data files show from here."""
+        return data_checks.examine(self.resolved.settings, self.resolved.sources)
+
+    @functools.cached_property
+    def layout(self) -> str | None:
+        """The pipeline layout."""
+        return pipeline_layout(self.resolved.settings)
 
     def check_cluster(self) -> None:
         """Refuses what this cluster cannot run now."""
@@ -91,17 +122,20 @@ class Submission:
     @functools.cached_property
     def overrides(self) -> list[str]:
         """verl's overrides as argv of the driver, checked against verl's own configuration."""
-        settings = self.resolved.settings
-        pairs = overrides.build(
+        settings, sources = self.resolved.settings, self.resolved.sources
+        traced = overrides.traced(
             settings,
             run_name=self.run.name,
-            model_path=self.model_path,
-            data_dir=self.data_dir,
+            model_path=self.model_path or _NOT_SET,
+            data_dir=self.data_dir or _NOT_SET,
             run_dir=str(self.run.path),
             kit_dir=str(self.run.kit),
+            layout=self.layout,
         )
-        sources = {key: self.resolved.sources.get(f"verl.{key}", settings.profile) for key in pairs}
-        return compose.Tree(settings.recipe.config_name).render(pairs, sources)
+        origins = {key: sources.get(setting, settings.profile) for key, setting in traced.settings.items()}
+        features = features_of(settings.engine.verl)
+        tree = compose.Tree(settings.recipe.config_name, features.added, features.removed)
+        return tree.render(traced.pairs, origins)
 
     def node_spec(self) -> NodeSpec:
         """What the agents are told."""
@@ -162,7 +196,8 @@ class Submission:
     def dry_run(self) -> str:
         """What would be submitted: the first script, the commands of the chain, and what the agents would be told."""
         executor = self._executor(1, None)
-        parts = [f"# {self.run.segment(1)}/segment.sbatch", executor.script_text()]
+        parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
+        parts += [f"# {self.run.segment(1)}/segment.sbatch", executor.script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
         for segment in range(1, self.segments + 1):
             after = f"<job id of segment {segment - 1}>" if segment > 1 else None
@@ -219,11 +254,6 @@ def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> N
     if not os.access(path, os.R_OK):
         problem = "cannot be read" if os.path.exists(path) else "does not exist"
         raise UserError(f"{source}: {path!r} {problem}")
-
-
-def _neighbours(nodes: int, multiple: int) -> tuple[int, int]:
-    below = nodes // multiple * multiple
-    return below, below + multiple
 
 
 def _commit() -> str:

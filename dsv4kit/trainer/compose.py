@@ -2,12 +2,15 @@
 
 What this catches: unknown keys, keys of the wrong group, interpolations that do not resolve, mandatory values left out.
 What only verl's dataclasses catch: wrong types and enum values.
+
+Keys of the tree are written `key=value`, so that Hydra itself refuses a misspelt one; below the dictionaries verl hands
+on to somebody else, `++key=value`, which sets and adds alike. Group choices (`model_engine=megatron`) come first.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,53 +32,94 @@ OPEN = (
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
     "reward.reward_kwargs",
+    "engine.override_ddp_config",
+    "engine.override_mcore_model_config",
+    "engine.override_transformer_config",
+    "model.override_config",
+    "optim.override_optimizer_config",
     "trainer.v1.sampler.sampler_kwargs",
 )
+# What the tree itself has below them.
+LISTED = frozenset(
+    f"{engine}.override_transformer_config.{name}"
+    for engine in ("actor_rollout_ref.actor.megatron", "engine")
+    for name in (
+        "recompute_granularity",
+        "recompute_modules",
+        "recompute_method",
+        "recompute_num_layers",
+        "attention_backend",
+    )
+) | {"ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.runtime_env.py_executable"}
 # Real fields of verl's dataclasses that its YAML leaves out.
 UNLISTED = ("actor_rollout_ref.rollout.enable_sleep_mode",)
 # Left open in every healthy configuration.
 OPTIONAL_MISSING = ("reward.reward_model.rollout.name",)
+# Choices of the defaults list: what is chosen decides which keys there are.
+GROUPS = {"ppo_trainer": ("model_engine",), "sft_trainer_engine": ("engine", "optim")}
 
 
 class Tree:
-    """verl's configuration tree as one wheel has it."""
+    """verl's configuration tree as the wheel has it, with the keys the image's verl has besides (`added`) or lacks."""
 
-    def __init__(self, config_name: str) -> None:
+    def __init__(self, config_name: str, added: Collection[str] = (), removed: Collection[str] = ()) -> None:
         self.config_name = config_name
+        self._added, self._removed = added, removed
         self._keys: dict[str, Any] | None = None
+        self._choices: list[str] = []
 
     def render(self, pairs: Mapping[str, Any], sources: Mapping[str, str] | None = None) -> list[str]:
         """`pairs` as Hydra overrides, checked: composed with the real tree and resolved.
 
         Raises UserError for a key verl does not know; `sources` says where a pair came from, for that message.
         """
-        overrides = [f"{self._prefix(key, sources or {})}{key}={quoting.hydra(value)}" for key, value in pairs.items()]
-        self._compose(overrides)
-        return overrides
+        groups = GROUPS.get(self.config_name, ())
+        for key in pairs:
+            if key in self._removed:
+                raise UserError(f"{(sources or {}).get(key, 'verl')}: the image's verl has no key {key!r}")
+        self._choices = [f"{key}={pairs[key]}" for key in groups if key in pairs]
+        rest = {key: value for key, value in pairs.items() if key not in groups}
+        written = [(key, f"{key}={quoting.hydra(value)}") for key, value in rest.items()]
+        try:
+            # A key the wheel's tree does not have yet is added for the check, and plain for the image.
+            self._compose([*self._choices, *(("++" if self._new(key) else "") + text for key, text in written)])
+        except UserError:
+            self._refuse_unknown(rest, sources or {})
+            raise
+        return [*self._choices, *(("++" if _open(key) else "") + text for key, text in written)]
+
+    def _new(self, key: str) -> bool:
+        return _open(key) or key in self._added
+
+    def _refuse_unknown(self, pairs: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Hydra stops at one bad key and names no other: the nearest known one is found here."""
+        try:
+            known = self.keys()
+        except UserError:
+            return
+        for key in pairs:
+            if key not in known and not self._new(key):
+                raise UserError(
+                    f"{sources.get(key, 'verl')}: verl's {self.config_name} has no key {key!r}{nearest(key, known)}"
+                ) from None
 
     def keys(self) -> Mapping[str, Any]:
-        """Every key of the tree with its default, groups included."""
+        """Every key of the tree with its default, groups included; the tree is that of the last group choices."""
         if self._keys is None:
+            from hydra.errors import HydraException
             from omegaconf import OmegaConf
 
-            container: Any = OmegaConf.to_container(_compose(self.config_name, []), resolve=False)
+            try:
+                composed = _compose(self.config_name, self._choices)
+            except HydraException as error:
+                raise UserError(f"verl's {self.config_name}: {_first_line(error)}") from None
+            container: Any = OmegaConf.to_container(composed, resolve=False)
             self._keys = dict(leaves(container))
             for key in list(self._keys):
                 while "." in key:
                     key = key.rpartition(".")[0]
                     self._keys.setdefault(key, {})
         return self._keys
-
-    def _prefix(self, key: str, sources: Mapping[str, str]) -> str:
-        """`+` for a new key where new keys are allowed, nothing for one that exists."""
-        known = self.keys()
-        if key in known:
-            return ""
-        if key in UNLISTED or any(key.startswith(f"{parent}.") for parent in OPEN):
-            return "++"
-        raise UserError(
-            f"{sources.get(key, 'verl')}: verl's {self.config_name} has no key {key!r}{nearest(key, known)}"
-        )
 
     def _compose(self, overrides: list[str]) -> None:
         from hydra.errors import HydraException
@@ -87,10 +131,18 @@ class Tree:
             missing = [key for key in OmegaConf.missing_keys(config) if key not in OPTIONAL_MISSING]
             OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException) as error:
-            line = next(iter(str(error).splitlines()), type(error).__name__)
-            raise UserError(f"verl's {self.config_name} refuses the overrides: {line}") from None
+            raise UserError(f"verl's {self.config_name} refuses the overrides: {_first_line(error)}") from None
         if missing:
             raise UserError(f"verl's {self.config_name} needs a value for {', '.join(sorted(missing))}")
+
+
+def _open(key: str) -> bool:
+    below = any(key.startswith(f"{parent}.") for parent in OPEN)
+    return key in UNLISTED or (below and key not in LISTED)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _compose(config_name: str, overrides: list[str]) -> Any:

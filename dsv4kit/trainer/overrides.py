@@ -1,21 +1,26 @@
-"""From settings to verl's configuration keys: which key carries which value."""
+"""From settings to verl's configuration keys: which key carries which value, and which setting decides it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dsv4kit.config.schema import Settings
 from dsv4kit.errors import UserError
+from dsv4kit.trainer import grpo, sft
+from dsv4kit.trainer.features import Features, features_of
+from dsv4kit.trainer.pairs import Pair, Pairs, is_sft
 
 # What makes a run a chain of resumable segments; the value is the setting or variable that decides it.
 OWNED = {
     "trainer.total_training_steps": "STEPS and SEGMENT_STEPS",
-    "trainer.total_epochs": "STEPS",
+    "trainer.total_epochs": "STEPS: as many epochs as steps, so that epochs never end a run (verl then saves nothing)",
     "trainer.save_freq": "SAVE_FREQ",
     "trainer.nnodes": "NODES",
     "trainer.n_gpus_per_node": "the hardware",
     "trainer.device": "the hardware",
+    "trainer.logger": "LOGGER",
     "trainer.resume_mode": "the checkpoints of the run",
     "trainer.resume_from_path": "the checkpoints of the run",
     "trainer.default_local_dir": "SET=checkpoint.directory=...",
@@ -23,50 +28,96 @@ OWNED = {
 }
 
 
+@dataclass(frozen=True)
+class Overrides:
+    """The keys of one run with their values, and where each value comes from (a settings key)."""
+
+    pairs: dict[str, Any]
+    settings: dict[str, str]
+
+
 def build(
-    settings: Settings, *, run_name: str, model_path: str, data_dir: str, run_dir: str, kit_dir: str
+    settings: Settings,
+    *,
+    run_name: str,
+    model_path: str,
+    data_dir: str,
+    run_dir: str,
+    kit_dir: str,
+    layout: str | None = None,
 ) -> dict[str, Any]:
     """All verl keys of a run, dotted, except the last step of a segment, which is known only when the segment starts.
 
     `model_path` and `data_dir` (holding train.parquet and test.parquet) stand in where the profile leaves them to the
-    kit; `kit_dir` is the run's frozen copy of the kit.
+    kit; `kit_dir` is the run's frozen copy of the kit; `layout` is the pipeline layout the planner makes.
     """
-    clash = next((key for key in settings.verl if key in OWNED), None)
-    if clash:
-        raise UserError(f"verl.{clash}: the kit sets this key itself, from {OWNED[clash]}")
-    pairs = dict(_typed(settings, run_name, model_path, data_dir, run_dir))
-    if settings.deterministic:
+    return traced(settings, run_name, model_path, data_dir, run_dir, kit_dir, layout).pairs
+
+
+def traced(
+    settings: Settings,
+    run_name: str,
+    model_path: str,
+    data_dir: str,
+    run_dir: str,
+    kit_dir: str,
+    layout: str | None = None,
+) -> Overrides:
+    """As `build`, with the setting behind each key."""
+    features = features_of(settings.engine.verl)
+    typed = {pair.key: pair for pair in _typed(settings, features, run_name, model_path, data_dir, run_dir, layout)}
+    _refuse_clashes(settings, typed)
+    pairs: dict[str, Any] = {key: pair.value for key, pair in typed.items()}
+    if settings.deterministic and not is_sft(settings):
         pairs |= deterministic(kit_dir)
-    return pairs | settings.verl
+    origins = {key: pair.setting for key, pair in typed.items()} | {key: f"verl.{key}" for key in settings.verl}
+    return Overrides(pairs | settings.verl, origins)
+
+
+def _refuse_clashes(settings: Settings, typed: Mapping[str, Pair]) -> None:
+    """A raw key may not contradict the setting that checks and plan go by."""
+    for key in settings.verl:
+        if key in OWNED:
+            raise UserError(f"verl.{key}: the kit sets this key itself, from {OWNED[key]}")
+        if settings.engine.backend == "megatron" and key in typed:
+            raise UserError(f"verl.{key}: the kit sets this key itself, from SET={typed[key].setting}=...")
 
 
 def _typed(
-    settings: Settings, run_name: str, model_path: str, data_dir: str, run_dir: str
-) -> Iterator[tuple[str, Any]]:
-    data, rollout, schedule = settings.data, settings.rollout, settings.schedule
-    yield "data.train_files", data.train_files or [f"{data_dir}/train.parquet"]
-    yield "data.val_files", data.val_files or [f"{data_dir}/test.parquet"]
-    yield "data.train_batch_size", data.train_batch_size
-    yield "data.max_prompt_length", data.max_prompt_length
-    yield "data.max_response_length", data.max_response_length
-    yield "data.seed", data.seed
-    yield "actor_rollout_ref.model.path", settings.model.path or model_path
-    yield "actor_rollout_ref.rollout.n", rollout.n
-    yield "actor_rollout_ref.rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size
-    yield "actor_rollout_ref.actor.checkpoint.save_contents", list(settings.checkpoint.contents)
-    if settings.reward.function_path:
-        yield "reward.custom_reward_function.path", settings.reward.function_path
-        yield "reward.custom_reward_function.name", settings.reward.function_name
-    yield "trainer.project_name", "dsv4kit"
-    yield "trainer.experiment_name", run_name
-    yield "trainer.nnodes", schedule.nodes
-    yield "trainer.n_gpus_per_node", settings.hardware.gpus_per_node
-    yield "trainer.device", settings.hardware.device
-    yield "trainer.save_freq", schedule.save_freq
-    yield "trainer.resume_mode", "auto"
-    yield "trainer.default_local_dir", checkpoint_dir(settings, run_dir)
-    # The cluster already runs, and Ray refuses a CPU count for a cluster it only joins.
-    yield "ray_kwargs.ray_init.num_cpus", None
+    settings: Settings,
+    features: Features,
+    run_name: str,
+    model_path: str,
+    data_dir: str,
+    run_dir: str,
+    layout: str | None,
+) -> Iterator[Pair]:
+    recipe = sft if is_sft(settings) else grpo
+    yield from recipe.pairs(settings, features, model_path, data_dir, layout)
+    yield from _trainer(settings, run_name, run_dir)
+    if not is_sft(settings):
+        # The cluster already runs, and Ray refuses a CPU count for a cluster it only joins.
+        yield Pair("ray_kwargs.ray_init.num_cpus", None, "hardware.cpus_per_node")
+
+
+def _trainer(settings: Settings, run_name: str, run_dir: str) -> Pairs:
+    """What both trainers call the same."""
+    schedule = settings.schedule
+    yield Pair("trainer.project_name", "dsv4kit", "profile")
+    yield Pair("trainer.experiment_name", run_name, "profile")
+    yield Pair("trainer.nnodes", schedule.nodes, "schedule.nodes")
+    yield Pair("trainer.n_gpus_per_node", settings.hardware.gpus_per_node, "hardware.gpus_per_node")
+    yield Pair("trainer.device", settings.hardware.device, "hardware.device")
+    yield Pair("trainer.save_freq", schedule.save_freq, "schedule.save_freq")
+    yield Pair("trainer.resume_mode", "auto", "checkpoint.directory")
+    yield Pair("trainer.default_local_dir", checkpoint_dir(settings, run_dir), "checkpoint.directory")
+    yield Pair("trainer.logger", loggers(settings), "loggers")
+
+
+def loggers(settings: Settings) -> list[str]:
+    """The user's loggers, and the two the kit itself reads."""
+    wanted: list[str] = ["console", "file", *settings.loggers]
+    return list(dict.fromkeys(wanted))
 
 
 def deterministic(kit_dir: str) -> Mapping[str, Any]:

@@ -22,6 +22,9 @@ from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marke
 
 _log = logging.getLogger(__name__)
 
+_SAMPLED = 1024
+"""Values of each master that the quick look takes."""
+
 
 @dataclass
 class Refreshed:
@@ -88,18 +91,36 @@ def refresh_masters(optimizer: Any) -> Refreshed:
     return refreshed
 
 
+def sampled_stale_masters(optimizer: Any) -> str:
+    """Which masters round to other weights than theirs, by a look at some values of each; empty when none does."""
+    stale: dict[str, int] = {}
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = getattr(one, "optimizer", None)
+        if inner is None or getattr(one, "is_stub_optimizer", False):
+            continue
+        with torch.no_grad():
+            pairs = [("GPU shards", pair) for pair in _gpu_shards(one, quantised=False)]
+            pairs += [("offloaded copies", pair) for pair in (_hdo_copies(inner) if is_offloaded(inner) else ())]
+            for kind, (weight, master) in pairs:
+                every = max(1, weight.numel() // _SAMPLED)
+                weight, master = weight.reshape(-1)[::every], master.reshape(-1)[::every]
+                if not torch.equal(master.data.to(device=weight.device).to(weight.dtype), weight.data):
+                    stale[kind] = stale.get(kind, 0) + 1
+    return ", ".join(f"{number} {kind}" for kind, number in stale.items())
+
+
 def is_offloaded(inner: Any) -> bool:
     """Whether this is a `HybridDeviceOptimizer`, told by what the fixes use of it."""
     return all(hasattr(inner, name) for name in ("param_to_inner_param", "gpu_params_map_cpu_copy", "sub_optimizers"))
 
 
-def _gpu_shards(one: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _gpu_shards(one: Any, quantised: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Each fp32 main parameter on the GPU with the (dequantised) weights it stands for."""
     if hasattr(one, "shard_fp32_from_float16_groups"):
         for models, mains in zip(one.model_float16_groups, one.shard_fp32_from_float16_groups, strict=True):
             for model, main in zip(models, mains, strict=True):
                 # None under the precision-aware optimizer, which keeps the master elsewhere.
-                if main is not None:
+                if main is not None and (quantised or _is_plain(model)):
                     owned = one._get_model_param_range_map(model)["param"]
                     yield _dequantised(model).reshape(-1)[owned.start : owned.end], main
     elif hasattr(one, "fp32_from_float16_groups"):
@@ -107,11 +128,13 @@ def _gpu_shards(one: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
             yield from zip(models, mains, strict=True)
 
 
+def _is_plain(param: torch.Tensor) -> bool:
+    return type(param) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _dequantised(param: torch.Tensor) -> torch.Tensor:
-    # Transformer Engine's quantised tensors have their own, and do not support view().
-    dequantize = getattr(param, "dequantize", None)
-    plain = type(param) in (torch.Tensor, torch.nn.Parameter) or dequantize is None
-    return param.detach() if plain else dequantize()  # type: ignore[misc]
+    # Transformer Engine's quantised tensors do not support view().
+    return param.detach() if _is_plain(param) else param.dequantize()
 
 
 def _hdo_copies(inner: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

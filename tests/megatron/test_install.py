@@ -1,0 +1,70 @@
+"""The entry module in processes of its own: nothing heavy early, everything in place when the engine is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+_WITHOUT_TRITON = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; "
+_ENGINE = _WITHOUT_TRITON + (
+    "import verl, json; "
+    "heavy = [m for m in ('megatron', 'vllm', 'transformer_engine') if m in sys.modules]; "
+    "import verl.workers.engine.megatron.transformer_impl; "
+    "from dsv4kit.plugin.patching import REGISTRY; "
+    "print(json.dumps([heavy, REGISTRY.report()]))"
+)
+
+
+def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "dsv4kit.plugin.dsv4", **environment}
+    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_every_patch_is_decided_before_an_optimizer_can_be_built() -> None:
+    done = _python(_ENGINE)
+    assert done.returncode == 0, done.stderr[-2000:]
+    heavy, rows = json.loads(done.stdout.splitlines()[-1])
+    assert heavy == []
+    states = {row["patch"]: row["state"] for row in rows}
+    assert states.pop("MTP tolerates extra arguments") in ("not needed", "pending")
+    assert set(states.values()) == {"applied"}
+    assert len(states) == 14
+    bound = next(row["detail"] for row in rows if row["patch"] == "gradient norm per dtype")
+    assert bound == "bound in megatron.core.optimizer.clip_grads"
+
+
+def test_the_switch_of_upstream_turns_a_and_b_off() -> None:
+    done = _python(_ENGINE, VERL_MEGATRON_OPTIMIZER_COMPAT="0", DSV4KIT_FIDELITY="0")
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = json.loads(done.stdout.splitlines()[-1])[1]
+    off = {row["patch"] for row in rows if row["state"] == "switched off"}
+    assert len(off) == 7
+    assert {"no-grad main parameters", "gradient norm per dtype", "gradient clipping per dtype"} <= off
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed"])
+def test_a_changed_megatron_stops_the_process(how: str) -> None:
+    change = {
+        "renamed": "import megatron.core.optimizer.clip_grads as c; del c.get_grad_norm_fp32; ",
+        "removed": "sys.modules['megatron.core.optimizer.clip_grads_gone'] = None; ",
+    }[how]
+    rename = "import dsv4kit.plugin.patching as p; " + (
+        "p.REGISTRY._patches['gradient norm per dtype'].target += '_gone'; " if how == "removed" else ""
+    )
+    engine = "import verl; import verl.workers.engine.megatron.transformer_impl"
+    # Changed before the plugin comes.
+    if how == "renamed":
+        code = _WITHOUT_TRITON + change + engine
+    else:
+        code = _WITHOUT_TRITON + "import dsv4kit.plugin.dsv4; " + rename + change + engine
+    done = _python(code)
+    assert done.returncode != 0
+    assert "PatchError: dsv4kit: the patch 'gradient norm per dtype' does not fit" in done.stderr
+    assert "VERL_MEGATRON_OPTIMIZER_COMPAT=0 switches it off" in done.stderr

@@ -13,7 +13,8 @@ import environment
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("megatron") is not None, reason="this environment has Megatron: the tests ran directly"
+    importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None,
+    reason="this environment has Megatron: the tests ran directly",
 )
 def test_the_megatron_suite_passes_in_its_environment() -> None:
     interpreter = environment.python()

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 _WITHOUT_TRITON = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; "
 _ENGINE = _WITHOUT_TRITON + (
     "import verl, json; "
-    "heavy = [m for m in ('megatron', 'vllm', 'transformer_engine') if m in sys.modules]; "
+    "heavy = [m for m in ('megatron.core', 'vllm', 'transformer_engine') if m in sys.modules]; "
     "import verl.workers.engine.megatron.transformer_impl; "
     "from dsv4kit.plugin.patching import REGISTRY; "
     "print(json.dumps([heavy, REGISTRY.report()]))"

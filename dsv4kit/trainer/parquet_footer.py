@@ -47,11 +47,29 @@ class Footer:
         return list(dict.fromkeys(path.partition(".")[0] for path in self.columns))
 
 
+# What a damaged footer can make of the steps below.
+_DAMAGE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    StopIteration,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+
+
 def read(path: str | Path) -> Footer:
     """The footer of a file. Raises ParquetError, or OSError where it cannot be read."""
+    return parse(_footer_bytes(Path(path)))
+
+
+def parse(data: bytes) -> Footer:
+    """The footer from its own bytes. Raises ParquetError."""
     try:
-        return _footer(_metadata(_footer_bytes(Path(path))))
-    except (IndexError, KeyError, TypeError, ValueError, struct.error, RecursionError) as error:
+        return _footer(_Compact(data).struct())
+    except _DAMAGE as error:
         raise ParquetError(f"its footer is not understood ({type(error).__name__})") from None
 
 
@@ -138,10 +156,6 @@ class _Compact:
     def _zigzag(self) -> int:
         value = self._varint()
         return value >> 1 ^ -(value & 1)
-
-
-def _metadata(data: bytes) -> dict[int, Any]:
-    return _Compact(data).struct()
 
 
 def _footer(metadata: dict[int, Any]) -> Footer:

@@ -1,0 +1,134 @@
+"""`submit --dry-run` for clusters that are not at hand, the names upstream's users know, and images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.cli import main, variables
+from dsv4kit.cli.submit import overrides_of
+from dsv4kit.config.loading import load_settings
+from dsv4kit.launch import image_architecture
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A site of which nothing is there."""
+    monkeypatch.setenv("DSV4KIT_RUNS", str(tmp_path / "runs"))
+    text = (ROOT / "slurm" / "sites" / "sandbox.yaml").read_text()
+    path = tmp_path / "site.yaml"
+    path.write_text(text.replace("name: sandbox", "name: far").replace("python: null", "python: /usr/bin/python3"))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hw=gb200", "--nodes=64"],
+        ["--hw=h100", "--nodes=64"],
+        ["--hw=h100", "--model=dsv4-flash", "--recipe=sft"],
+    ],
+)
+def test_a_dry_run_needs_no_cluster_no_weights_and_no_data(
+    site: Path, capsys: pytest.CaptureFixture[str], words: list[str], tmp_path: Path
+) -> None:
+    assert main.run(["submit", *words, f"--site={site}", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("# to be set before this can be submitted: MODEL_PATH, TRAIN_FILE")
+    assert "#SBATCH --nodes=" in out
+    assert "plan: fit" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["dsv4kit", *words])
+    assert main.main() == 2
+    err = capsys.readouterr().err.splitlines()
+    return err[-1]
+
+
+def test_what_has_to_be_set_is_named_one_after_the_other(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["submit", "--hw=h100", "--model=dsv4-flash", f"--site={site}"]
+    assert "MODEL_PATH: not set; dsv4-flash needs the directory" in refused(capsys, monkeypatch, *words)
+    words += [f"--model-path={tmp_path}"]
+    assert "TRAIN_FILE: not set" in refused(capsys, monkeypatch, *words)
+    words += [f"--train-file={DATA / 'grpo.parquet'}"]
+    assert "TEST_FILE: not set" in refused(capsys, monkeypatch, *words)
+    words[-1] = f"--train-file={DATA / 'sft.parquet'}"
+    assert "GRPO needs a column `prompt`" in refused(capsys, monkeypatch, *words)
+    words[-1] = f"--dist-ckpt-path={tmp_path / 'none'}"
+    assert "DIST_CKPT_PATH=" in refused(capsys, monkeypatch, *words)
+
+
+UPSTREAM = {
+    "DIST_CKPT_PATH": ("/shards", "checkpoint.dist_checkpoint_path", "/shards"),
+    "PRECISION_AWARE_OPTIMIZER": ("True", "optimizer.precision_aware", True),
+    "SAVE_FREQ": ("10", "schedule.save_freq", 10),
+    "ROUTER_REPLAY_MODE": ("R2", "rollout.router_replay", "R2"),
+    "LOGGER": ('["console","wandb"]', "loggers", ["console", "wandb"]),
+    "ROLLOUT_MOE_BACKEND": ("none", "kernels.moe_backend", None),
+    "OPTIMIZER_OFFLOAD_FRACTION": ("0.5", "optimizer.offload_fraction", 0.5),
+    "MODEL_PATH": ("/weights", "model.path", "/weights"),
+    "TRAIN_FILE": ("/a.parquet", "data.train_files", ["/a.parquet"]),
+    "TEST_FILE": ("[/a.parquet,/b.parquet]", "data.val_files", ["/a.parquet", "/b.parquet"]),
+    "CHAT_TEMPLATE_FILE": ("/t.jinja", "model.chat_template_file", "/t.jinja"),
+}
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_p4_upstreams_names_are_make_variables_and_options(name: str) -> None:
+    text, key, value = UPSTREAM[name]
+    environ = {variables.NAMES: name, f"DSV4KIT_MAKE_{name}": text}
+    options = variables.options_from_make("submit", environ)
+    assert options == [f"--{name.lower().replace('_', '-')}={text}"]
+    args = main.build_parser().parse_args(["submit", *options])
+    found = load_settings("gb200", "dsv4-pro", "grpo", overrides_of(args))
+    here: object = found.settings
+    for part in key.split("."):
+        here = getattr(here, part)
+    assert here == value
+    assert found.sources[key] == f"{name}={text}"
+
+
+def test_a_logger_list_may_be_written_with_commas() -> None:
+    args = main.build_parser().parse_args(["submit", "--logger=console, tensorboard"])
+    assert overrides_of(args)[0].value == ["console", "tensorboard"]
+
+
+# ---- images
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An image, and a stand-in for squashfs-tools that shows the first bytes of an Arm program in it."""
+    path = tmp_path / "image.sqsh"
+    path.write_bytes(b"hsqs")
+    tool = tmp_path / "bin" / "unsquashfs"
+    tool.parent.mkdir()
+    tool.write_text(
+        '#!/bin/sh\n[ "$1 $3" = "-cat usr/bin/bash" ] || exit 1\n'
+        'printf "\\177ELF\\002\\001\\001\\000\\000\\000\\000\\000\\000\\000\\000\\000\\003\\000\\267\\000more"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    return path
+
+
+def test_an_image_for_another_cpu_is_refused(image: Path) -> None:
+    assert image_architecture.architecture(str(image)) == "aarch64"
+    h100 = load_settings("h100", "dsv4-pro", "grpo").settings.hardware
+    gb200 = load_settings("gb200", "dsv4-pro", "grpo").settings.hardware
+    assert "built for aarch64, and h100 is x86_64" in str(image_architecture.problem(str(image), h100))
+    assert image_architecture.problem(str(image), gb200) is None
+
+
+def test_an_image_nobody_can_look_into_is_not_refused(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/none")
+    assert image_architecture.architecture(str(image)) is None

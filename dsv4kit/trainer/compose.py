@@ -53,6 +53,8 @@ LISTED = frozenset(
 ) | {"ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.runtime_env.py_executable"}
 # Real fields of verl's dataclasses that its YAML leaves out.
 UNLISTED = ("actor_rollout_ref.rollout.enable_sleep_mode",)
+# What OmegaConf writes for a mandatory value that is not given.
+_MISSING = "???"
 # Left open in every healthy configuration.
 OPTIONAL_MISSING = ("reward.reward_model.rollout.name",)
 # Choices of the defaults list: what is chosen decides which keys there are.
@@ -128,10 +130,10 @@ class Tree:
 
         try:
             config = _compose(self.config_name, overrides)
-            missing = [key for key in OmegaConf.missing_keys(config) if key not in OPTIONAL_MISSING]
-            OmegaConf.to_container(config, resolve=True)
+            resolved: Any = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(f"verl's {self.config_name} refuses the overrides: {_first_line(error)}") from None
+        missing = [key for key, value in leaves(resolved) if value == _MISSING and key not in OPTIONAL_MISSING]
         if missing:
             raise UserError(f"verl's {self.config_name} needs a value for {', '.join(sorted(missing))}")
 

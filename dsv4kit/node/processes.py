@@ -58,6 +58,7 @@ def end_descendants(grace_s: float = 5.0) -> list[int]:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.02)
         left = _living()
+    _reap()
     return found
 
 
@@ -80,10 +81,15 @@ def descendants(pid: int) -> list[int]:
 
 def _living() -> list[int]:
     """Descendants still there, with the dead ones reaped on the way."""
+    _reap()
+    return descendants(os.getpid())
+
+
+def _reap() -> None:
+    """Takes leave of every child that has ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    return descendants(os.getpid())
 
 
 def _parent_and_state(pid: int) -> tuple[int, str]:

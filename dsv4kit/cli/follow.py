@@ -58,21 +58,21 @@ def progress_lines(state: RunState, phase: str | None) -> list[str]:
 
 def summary(state: RunState) -> str:
     """The last line."""
-    rewards = list(state.rewards.values())
-    quarter = max(1, len(rewards) // 4)
+    measure, curve = state.measure
+    values = list(curve.values())
+    quarter = max(1, len(values) // 4)
     gain = ""
-    if rewards:
-        first, last = sum(rewards[:quarter]) / quarter, sum(rewards[-quarter:]) / quarter
-        gain = f"; mean reward {first:.3f} in the first steps, {last:.3f} in the last"
+    if values:
+        first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
+        gain = f"; mean {measure} {first:.3f} in the first steps, {last:.3f} in the last"
     return f"run {state.run}: {state.verdict}, {state.reason}{gain}"
 
 
 def _steps(state: RunState, segment: SegmentState) -> list[str]:
     begin, until = segment.start_step or 0, segment.last_step or segment.end_step or 0
     steps = range(begin + 1, until + 1)
-    return [
-        f"step {step}/{state.total_steps}: reward {state.rewards[step]:.3f}" for step in steps if step in state.rewards
-    ]
+    measure, curve = state.measure
+    return [f"step {step}/{state.total_steps}: {measure} {curve[step]:.3f}" for step in steps if step in curve]
 
 
 def _phase(run: RunDir, state: RunState) -> str | None:

@@ -12,7 +12,7 @@ from dsv4kit.cli.variables import BY_VERB
 if TYPE_CHECKING:
     from dsv4kit.launch.state import RunState, SegmentState
 
-_COLUMNS = ("segment", "job", "state", "steps", "reward", "s/step", "where the time went (s)", "end")
+_COLUMNS = ("segment", "job", "state", "steps", "{measure}", "s/step", "where the time went (s)", "end")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,16 +35,21 @@ def run(args: argparse.Namespace) -> int:
 
 def table(state: RunState) -> str:
     """The state for people."""
-    rows = [_COLUMNS, *(_row(segment) for segment in state.segments)]
+    measure, curve = state.measure
+    rows = [
+        tuple(column.format(measure=measure) for column in _COLUMNS),
+        *(_row(segment, measure) for segment in state.segments),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    reward = "" if state.last_reward is None else f", last reward {state.last_reward:.3f}"
-    head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{reward}"
+    last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
+    head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in segment.evidence]
     return "\n".join([head, state.directory, *([state.reason] if state.reason else []), "", *lines, *notes])
 
 
-def _row(segment: SegmentState) -> tuple[str, ...]:
+def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:
+    value = segment.loss if measure == "loss" else segment.reward
     until = segment.end_step if segment.end_step is not None else segment.last_step
     steps = "" if segment.start_step is None else f"{segment.start_step}-{until if until is not None else '?'}"
     return (
@@ -52,7 +57,7 @@ def _row(segment: SegmentState) -> tuple[str, ...]:
         segment.job_id,
         segment.state,
         f"{steps} of {segment.target_step}" if steps else "",
-        "" if segment.reward is None else f"{segment.reward:.3f}",
+        "" if value is None else f"{value:.3f}",
         "" if segment.step_s is None else f"{segment.step_s:.1f}",
         ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in segment.seconds.items()),
         segment.end or "",

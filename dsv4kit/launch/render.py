@@ -10,7 +10,11 @@ from dsv4kit import quoting
 from dsv4kit.config import time_limit
 from dsv4kit.config.loading import ROOT
 from dsv4kit.config.schema import Settings, Site
+from dsv4kit.launch import mounts
 from dsv4kit.launch.run_dir import RunDir
+
+# `sbatch --segment`: with topology/block; 22.05 refuses a script that has it.
+_SEGMENT_SINCE = (24, 5)
 
 
 def environment() -> jinja2.Environment:
@@ -38,7 +42,7 @@ class SegmentScript:
 
     def render(self, submitit_command: str) -> str:
         """The script; `submitit_command` is the payload submitit wants run on every node."""
-        settings, slurm = self.settings, self.site.slurm
+        settings, slurm, container = self.settings, self.site.slurm, self.site.container
         return (
             environment()
             .get_template("segment.sbatch.j2")
@@ -46,22 +50,36 @@ class SegmentScript:
                 run=self.run.name,
                 job_name=self.run.job_name,
                 segment=self.segment,
+                run_dir=str(self.run.path),
                 segment_dir=str(self.run.segment(self.segment)),
                 kit_dir=str(self.run.kit),
                 segment_steps=settings.schedule.segment_steps,
                 total_steps=settings.schedule.steps,
                 nodes=settings.schedule.nodes,
                 gpus_per_node=settings.hardware.gpus_per_node,
-                cpus_per_task=settings.hardware.cpus_per_node,
+                cpus_per_task=slurm.cpus_per_task or settings.hardware.cpus_per_node,
                 time=settings.schedule.time,
                 time_limit_s=time_limit.seconds(settings.schedule.time),
-                gpu_option=slurm.gpu_option,
-                grace_s=slurm.grace_s,
-                requeue=slurm.requeue,
-                partition=slurm.partition,
-                account=slurm.account,
-                qos=slurm.qos,
-                extra=slurm.extra,
+                slurm=slurm,
+                block_nodes=self._block_nodes(),
+                knows_segment=knows_segment(slurm.version),
+                env=self.site.env,
+                secrets_file=self.site.secrets_file,
+                container=container,
+                mounts=mounts.of(settings, self.site, self.run) if container.runtime == "pyxis" else [],
                 submitit_command=submitit_command,
             )
         )
+
+    def _block_nodes(self) -> int | None:
+        """Nodes that should stand together in one NVLink domain; None where that is no question here."""
+        from dsv4kit.plan.from_settings import question
+        from dsv4kit.plan.topology import slurm_segment
+
+        asked = question(self.settings) if self.site.slurm.block_topology else None
+        return slurm_segment(asked) if asked else None
+
+
+def knows_segment(version: str | None) -> bool:
+    """Whether a Slurm of that version has `--segment`; one that is not known has not."""
+    return version is not None and tuple(map(int, version.split(".")[:2])) >= _SEGMENT_SINCE

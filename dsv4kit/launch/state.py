@@ -44,6 +44,7 @@ class SegmentState:
     reward: float | None
     step_s: float | None
     end: str | None
+    loss: float | None = None
     evidence: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -68,7 +69,13 @@ class RunState:
     total_steps: int
     last_reward: float | None
     rewards: dict[int, float]
+    losses: dict[int, float]
     segments: list[SegmentState]
+
+    @property
+    def measure(self) -> tuple[str, dict[int, float]]:
+        """What shows whether the run learns, by step: GRPO's mean reward, or SFT's loss."""
+        return ("loss", self.losses) if self.losses and not self.rewards else ("reward", self.rewards)
 
     @property
     def over(self) -> bool:
@@ -90,7 +97,7 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
     segments = [_segment(run, link, jobs.get(link.job_id)) for link in chain]
     spec = run.node_spec()
     saved = checkpoints.read_tracker(Path(spec["checkpoint_dir"])) or 0
-    rewards = _rewards(run)
+    rewards, losses = _curve(run, metrics.REWARD), _curve(run, metrics.SFT_LOSS)
     verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"])
     return RunState(
         run=run.name,
@@ -101,6 +108,7 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
         total_steps=spec["total_steps"],
         last_reward=rewards[max(rewards)] if rewards else None,
         rewards=rewards,
+        losses=losses,
         segments=segments,
     )
 
@@ -131,6 +139,7 @@ def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState
         reward=last.data.get(metrics.REWARD) if last else None,
         step_s=last.data.get(metrics.STEP_TIME) if last else None,
         end=done.end if done else None,
+        loss=last.data.get(metrics.SFT_LOSS) if last else None,
         evidence=done.evidence if done else [],
         seconds=_seconds(latest, done) if latest else {},
     )
@@ -151,13 +160,13 @@ def _seconds(attempt: Path, done: Outcome | None) -> dict[str, float]:
     return {phase: round(until - since, 1) for (phase, since), (_, until) in itertools.pairwise(times)}
 
 
-def _rewards(run: RunDir) -> dict[int, float]:
-    """Step -> mean reward over the whole run; a step done again counts by its later attempt."""
+def _curve(run: RunDir, name: str) -> dict[int, float]:
+    """Step -> metric over the whole run; a step done again counts by its later attempt."""
     files = sorted(
         run.path.glob("segments/[0-9]*/attempt-*/metrics.jsonl"), key=lambda path: _attempt_order(path.parent)
     )
     merged = metrics.merge(metrics.read_metrics(path) for path in files)
-    return {step.step: reward for step in merged if (reward := step.data.get(metrics.REWARD)) is not None}
+    return {step.step: value for step in merged if (value := step.data.get(name)) is not None}
 
 
 def _attempt_order(attempt: Path) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import dsv4kit
 from dsv4kit.config.loading import ROOT, Resolved
 from dsv4kit.config.schema import Site
 from dsv4kit.errors import UserError
-from dsv4kit.launch import image_architecture
+from dsv4kit.launch import image_architecture, site_files
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
@@ -32,12 +32,13 @@ from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.spec import Limits, NodeSpec, RayResources
 from dsv4kit.trainer import compose, data_checks, overrides, rules
 from dsv4kit.trainer.features import features_of
-from dsv4kit.trainer.pairs import is_sft
+from dsv4kit.trainer.pairs import data_parallel, is_sft
 
 if TYPE_CHECKING:
     from dsv4kit.plan.verdict import Verdict
 
 _GIB = 2**30
+_STOPPING = ("dsv4kit.plugin.segment_stop", "dsv4kit.plugin.sft_segments")
 # Stands in a dry run for a path the user has not given.
 _NOT_SET = "/not-set"
 
@@ -118,6 +119,8 @@ class Submission:
         there = self.slurm.node_count(self.site.slurm.partition)
         if nodes > there:
             raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} usable nodes")
+        for problem in site_files.problems(self.site):
+            raise UserError(problem)
 
     @functools.cached_property
     def overrides(self) -> list[str]:
@@ -153,10 +156,16 @@ class Submission:
             module=settings.recipe.module,
             overrides=self.overrides,
             env={
-                **settings.env,
+                **self._env(),
                 "VERL_USE_EXTERNAL_MODULES": ",".join(name for name, wanted in settings.plugins.items() if wanted),
             },
-            stops_by_plugin=settings.plugins.get("dsv4kit.plugin.segment_stop", False),
+            stops_by_plugin=any(settings.plugins.get(plugin) for plugin in _STOPPING),
+            launcher=settings.recipe.launcher,
+            data_ranks=data_parallel(settings) if is_sft(settings) else None,
+            device=settings.hardware.device,
+            cpu_numa_nodes=list(settings.hardware.cpu_numa_nodes),
+            setup=list(self.site.setup),
+            setup_limit_s=self.site.setup_limit_s,
             interface=self.site.network.interface,
             scratch_dir=self.site.scratch_dir,
             sample_interval_s=settings.watch.sample_interval_s,
@@ -173,6 +182,12 @@ class Submission:
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,
             ),
         )
+
+    def _env(self) -> dict[str, str]:
+        """The profile's environment, the site's over it, and over both what the user set by hand."""
+        settings, sources = self.resolved.settings, self.resolved.sources
+        by_hand = {key: v for key, v in settings.env.items() if sources.get(f"env.{key}", "").startswith("SET ")}
+        return {**settings.env, **self.site.env, **by_hand}
 
     def frozen(self) -> dict[str, Any]:
         """`run.yaml`."""
@@ -214,6 +229,8 @@ class Submission:
         """Writes the run directory and submits the chain. On any failure nothing of it is left."""
         staging = self.run.path.with_name(f".{self.run.name}.{os.getpid()}")
         spec = self.node_spec()
+        if self.resolved.settings.checkpoint.directory:
+            os.makedirs(spec.checkpoint_dir, exist_ok=True)  # a container's mount has to be there
         try:
             freeze(staging / "kit")
             write_json(staging / "node.json", spec.as_dict())

@@ -1,26 +1,27 @@
 """The agent: our process on every node of a segment, started there by submitit through the batch script's one `srun`.
 
-Every node: preflight, Ray, wait until node 0 says it is over, end what was started. Node 0 besides: decide where to
-begin, wait for all nodes, run the driver, write the outcome and the verdict.
+Every node: the site's setup, preflight, its part of Ray or torchrun, wait until node 0 says it is over, end what was
+started. Node 0 besides: decide where to begin, wait for all nodes, run the driver, write the outcome and the verdict.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 from types import FrameType
 
-from dsv4kit.node import environment, preflight, processes, ray_cluster
+from dsv4kit.node import environment, preflight, processes, ray_cluster, setup
 from dsv4kit.node.address import AddressError, own_address
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.files import tail
+from dsv4kit.node.launcher import Launcher
+from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.lead import Lead
 from dsv4kit.node.sampler import Sampler
 from dsv4kit.node.spec import NodeSpec
@@ -35,9 +36,10 @@ class Agent:
         self.spec = NodeSpec.load(run_dir)
         self.attempt = Attempt.here(run_dir, segment)
         self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
-        self.env = environment.build(os.environ, self.spec, self.attempt.dir)
         self.temporary = ray_cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
+        self.env = environment.build(os.environ, self.spec, self.attempt.dir, self.temporary)
         self.terminated = threading.Event()
+        self.launcher: Launcher | None = None
 
     def run(self) -> None:
         """The attempt, from the first check to the last process ended."""
@@ -45,9 +47,10 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_terminate)
         sampler = Sampler(self.attempt.node_file(".csv"), self.spec.sample_interval_s)
         sampler.start()
+        self._make_home()
         try:
             if self.attempt.leads:
-                Lead(self.spec, self.attempt, self.env, self.temporary, self.terminated).run(self._preflight)
+                Lead(self.spec, self.attempt, self.terminated).run(self._prepare)
             else:
                 self._follow()
         finally:
@@ -59,31 +62,36 @@ class Agent:
         """Only notes it: a handler runs between any two lines, which is no place to write files or end processes."""
         self.terminated.set()
 
-    def _preflight(self) -> preflight.NodeReport:
+    def _make_home(self) -> None:
+        """The home that `environment.build` falls back to lies in scratch, which the preflight checks."""
+        if (home := Path(self.env["HOME"])).parent == self.temporary:
+            with contextlib.suppress(OSError):
+                home.mkdir(parents=True, exist_ok=True)
+
+    def _prepare(self) -> tuple[preflight.NodeReport, Launcher]:
+        """The site's setup and this node's checks, told to the others; and what starts its part of the trainer."""
         try:
+            self.env = setup.run(self.spec, self.env, self.attempt.node_file(".setup.log"))
             report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.dir)
-        except AddressError as error:
+        except (AddressError, setup.SetupError, OSError) as error:
             report = preflight.NodeReport(socket.gethostname(), "", [str(error)], time=time.time())
         self.attempt.report(report)
-        return report
+        self.launcher = BY_NAME[self.spec.launcher](self.spec, self.attempt, self.env, self.temporary)
+        return report, self.launcher
 
     def _follow(self) -> None:
-        """A node other than 0: joins Ray as soon as there is a head, and stays until the attempt is over."""
-        report = self._preflight()
-        log = self.attempt.node_file(".ray.log")
-
-        def start() -> subprocess.Popen[bytes]:
-            return ray_cluster.start_worker(report.address, self.spec.ray, self.env, self.attempt.dir, log)
-
-        ray = None if report.problems else ray_cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        """A node other than 0: plays its part, and stays until the attempt is over."""
+        report, launcher = self._prepare()
+        able = not report.problems
         while not self.attempt.over and not self.terminated.is_set():
-            if ray and (failure := ray.failure(self.attempt.ready)):
-                self.attempt.fail(f"{failure}: {' / '.join(tail(log, 2))}")
-                ray = None
+            if able and (failure := launcher.tend(report)):
+                self.attempt.fail(failure)
+                able = False
             time.sleep(_POLL_S)
 
     def _clean(self) -> None:
-        ray_cluster.keep_logs(self.temporary, self.attempt.dir / "ray-logs" / socket.gethostname())
+        if self.launcher:
+            self.launcher.keep_logs()
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 

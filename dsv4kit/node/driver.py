@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,34 +28,36 @@ class DriverEnd:
     evidence: list[str]
 
 
-def command(spec: NodeSpec, attempt_dir: Path, target: int) -> list[str]:
-    """The driver's argv for a segment that ends at step `target`."""
+def command(
+    spec: NodeSpec, target: int, runner: Sequence[str] = (sys.executable, "-u"), hydra_dir: str = "hydra"
+) -> list[str]:
+    """The driver's argv for a segment that ends at step `target`; `hydra_dir` is relative to where it runs."""
     return [
-        sys.executable,
-        "-u",
+        *runner,
         "-m",
         spec.module,
         *spec.overrides,
         f"trainer.total_training_steps={spec.total_steps if spec.stops_by_plugin else target}",
         # Epochs must never be what ends a run: verl would then exit without a save, and with success.
         f"trainer.total_epochs={spec.total_steps}",
-        "hydra.run.dir=hydra",  # below the attempt: the configuration as verl composed it
+        f"hydra.run.dir={hydra_dir}",  # below the attempt: the configuration as verl composed it
     ]
 
 
 class Driver:
     """Runs the driver and watches its end, the step it resumed at, that it moves, and what it has saved."""
 
-    def __init__(self, spec: NodeSpec, attempt_dir: Path, phases: Phases, start: int, target: int) -> None:
+    def __init__(self, spec: NodeSpec, attempt_dir: Path, phases: Phases, start: int, argv: Sequence[str]) -> None:
+        """`argv` is `command`'s, for a segment that begins after step `start`."""
         self._spec, self._dir, self._phases = spec, attempt_dir, phases
-        self._start, self._target = start, target
+        self._start, self._argv = start, argv
         self._log_path = attempt_dir / "driver.log"
         self._metrics_path = attempt_dir / "metrics.jsonl"
         self._saved = start
 
     def run(self, env: Mapping[str, str], interrupted: Callable[[], str | None]) -> DriverEnd:
         """Blocks until the driver has ended. `interrupted` names a class of end once the segment has to stop."""
-        process = processes.start(command(self._spec, self._dir, self._target), env, self._log_path, self._dir)
+        process = processes.start(self._argv, env, self._log_path, self._dir)
         try:
             return self._watch(process, interrupted)
         finally:
@@ -73,6 +75,9 @@ class Driver:
             size = _size(self._metrics_path)
             if size > seen_metrics:
                 seen_metrics, last_sign_of_life = size, time.monotonic()
+                # The rank that logs may be on another node, and its lines in that node's log.
+                if log.first_step is None and (steps := _trained(self._metrics_path)):
+                    log.first_step = steps[0]
             if contradiction := log.contradicts(self._start):
                 return DriverEnd(processes.end(process), ends.WRONG_STEP, [contradiction])
             if not in_steps and log.resumed_step is not None:
@@ -94,7 +99,9 @@ class Driver:
         step = checkpoints.read_tracker(directory)
         if step is not None and step > self._saved:
             with contextlib.suppress(checkpoints.CheckpointError, OSError):  # not whole yet: the next look tries again
-                checkpoints.record_sizes(directory / f"global_step_{step}", self._spec.checkpoint_contents)
+                checkpoints.record_sizes(
+                    directory / f"global_step_{step}", self._spec.checkpoint_contents, self._spec.data_ranks
+                )
                 self._saved = step
 
     def steps_done(self) -> int:
@@ -111,6 +118,10 @@ def _follow(path: Path) -> Iterator[list[str]]:
             rest += file.read()
             *whole, rest = rest.split(b"\n")
             yield [line.decode(errors="replace") for line in whole]
+
+
+def _trained(path: Path) -> list[int]:
+    return [step.step for step in metrics.read_metrics(path) if step.trained]
 
 
 def _size(path: Path) -> int:

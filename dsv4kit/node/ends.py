@@ -27,6 +27,8 @@ WRONG_STEP = "resumed at the wrong step"
 PREFLIGHT = "preflight"
 BRING_UP = "ray bring-up"
 STALLED = "stalled"
+# The processes of one node ended badly while node 0's went on; the cause is in that node's log.
+PART_ENDED = "part ended"
 TIME_LIMIT = "time limit"
 TERMINATED = "terminated by slurm"
 LOST = "lost"

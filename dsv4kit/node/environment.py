@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from dsv4kit.node.ray_cluster import FOREIGN_GPU_VARIABLES
 from dsv4kit.node.spec import NodeSpec
 
 
-def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path) -> dict[str, str]:
-    """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer."""
+def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path, temporary: Path) -> dict[str, str]:
+    """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer.
+
+    `temporary` is the attempt's node-local directory: home to caches where a container leaves no home to write to.
+    """
     env = {key: value for key, value in base.items() if key not in FOREIGN_GPU_VARIABLES}
     env |= {
         "PYTHONUNBUFFERED": "1",
@@ -23,6 +27,8 @@ def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path) -> dict[st
         # verl opens this file anew at each start, hence one per attempt.
         "VERL_FILE_LOGGER_PATH": str(attempt_dir / "metrics.jsonl"),
     }
+    if not os.access(env.get("HOME", ""), os.W_OK):
+        env["HOME"] = str(temporary / "home")
     if spec.interface:
         env |= {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface}
     return env | spec.env

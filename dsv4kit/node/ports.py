@@ -16,6 +16,8 @@ DASHBOARD_AGENT_GRPC = 6383
 DASHBOARD_AGENT_HTTP = 6384
 METRICS_EXPORT = 6385
 RAY_CLIENT_SERVER = 6386
+# torchrun's rendezvous on node 0, and the store of the process group.
+TORCHRUN = 6387
 # One port per Ray worker process of a node; verl starts about ten per GPU. Ray refuses a range that holds 8265, the
 # port of a dashboard nobody starts.
 WORKER_FIRST, WORKER_LAST = 6500, 8199
@@ -29,6 +31,7 @@ FIXED = {
     "dashboard agent http": DASHBOARD_AGENT_HTTP,
     "metrics export": METRICS_EXPORT,
     "ray client server": RAY_CLIENT_SERVER,
+    "torchrun": TORCHRUN,
 }
 
 

@@ -6,25 +6,28 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dsv4kit.node import ports
+from dsv4kit.node import inventory, ports
 from dsv4kit.node.spec import NodeSpec
 
 GIB = 2**30
+# The driver and its daemons take below 1 % of a GPU's memory.
+_FOREIGN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What one node found out about itself; no problems means it can take part."""
+    """What one node found out about itself; no problems means it can take part. `facts` are for the doctor."""
 
     host: str
     address: str
     problems: list[str] = field(default_factory=list)
     memory_available_gib: float = 0.0
     time: float = 0.0
+    facts: dict[str, object] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -33,7 +36,7 @@ class NodeReport:
 
 def check(spec: NodeSpec, address: str, attempt_dir: Path) -> NodeReport:
     """All checks of this node."""
-    available = memory_available_bytes()
+    available = inventory.memory_available(spec.cpu_numa_nodes)
     problems = [
         *_memory(available, spec.limits.min_memory_bytes),
         *_shared_memory(spec.limits.min_shm_bytes),
@@ -41,32 +44,32 @@ def check(spec: NodeSpec, address: str, attempt_dir: Path) -> NodeReport:
         *_writable(attempt_dir),
         *_ports(address),
         *_gpus(spec.ray.gpus),
+        *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
+        *_fabric(spec.env, inventory.imex_channels()),
     ]
     return NodeReport(socket.gethostname(), address, problems, round(available / GIB, 1), time.time())
 
 
-def clock_skew(reports: Iterable[NodeReport], allowed_s: float = 30.0) -> list[str]:
-    """Nodes whose clock differs from the median by more than `allowed_s`.
+class Clocks:
+    """The nodes' clocks against this one: a report is read a second or two after it was written.
 
-    Reports are made within seconds of each other, so the threshold holds start-up jitter and real skew apart.
+    Of a report that was there at the first look only a clock that is ahead can be told: it may have waited.
     """
-    times = sorted(report.time for report in reports)
-    if not times:
-        return []
-    median = times[len(times) // 2]
-    return [
-        f"{report.host}: its clock is {report.time - median:+.0f} s off"
-        for report in reports
-        if abs(report.time - median) > allowed_s
-    ]
 
+    def __init__(self, allowed_s: float = 60.0) -> None:
+        self._allowed_s = allowed_s
+        self._off: dict[str, float] = {}
+        self._looked = False
 
-def memory_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
-    """MemAvailable of the node."""
-    for line in meminfo.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    def off(self, reports: Iterable[NodeReport], now: float) -> list[str]:
+        """The nodes whose clock is off by more than is allowed; `now` is this node's clock at this look."""
+        for report in reports:
+            off = report.time - now
+            self._off.setdefault(report.host, off if self._looked else max(off, 0.0))
+        self._looked = True
+        return [
+            f"{host}: its clock is {off:+.0f} s off" for host, off in self._off.items() if abs(off) > self._allowed_s
+        ]
 
 
 def _memory(available: int, needed: int) -> list[str]:
@@ -127,3 +130,23 @@ def _gpus(needed: int) -> list[str]:
     """Slurm's own count of what this step was given."""
     given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     return [] if len(given) >= needed else [f"{len(given)} GPUs given by Slurm (CUDA_VISIBLE_DEVICES), {needed} needed"]
+
+
+def _driver(needed: int, cards: list[inventory.Gpu] | None) -> list[str]:
+    """The driver's view: all GPUs there, sound, and nobody else's memory on them."""
+    if cards is None:
+        return ["nvidia-smi: not there or without an answer; the container has no driver, or the node a broken one"]
+    problems = [f"{len(cards)} GPUs shown by nvidia-smi, {needed} needed"] if len(cards) < needed else []
+    for index, card in enumerate(cards):
+        if card.uncorrected_errors:
+            problems.append(f"GPU {index} ({card.name}): {card.uncorrected_errors} uncorrected memory errors")
+        if card.used_mib > _FOREIGN_SHARE * card.memory_mib:
+            problems.append(f"GPU {index} ({card.name}): {card.used_mib} of {card.memory_mib} MiB are in use already")
+    return problems
+
+
+def _fabric(env: Mapping[str, str], channels: int) -> list[str]:
+    """NCCL falls back to the network by itself unless it is told that NVLink between nodes must work."""
+    if env.get("NCCL_MNNVL_ENABLE") != "1" or channels:
+        return []
+    return ["no IMEX channel (/dev/nvidia-caps-imex-channels), and NCCL_MNNVL_ENABLE=1 makes it a must"]

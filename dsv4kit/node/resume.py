@@ -40,6 +40,7 @@ def plan(spec: NodeSpec, attempt: Attempt) -> Plan:
             Path(spec.quarantine_dir),
             high_water_step=high_water,
             expected_contents=spec.checkpoint_contents,
+            data_ranks=spec.data_ranks,
             from_step=asked.get("from_step"),
             allow_restart=bool(asked.get("allow_restart")),
             world_size=spec.nodes * spec.ray.gpus,

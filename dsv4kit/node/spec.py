@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RayResources:
-    """What every node brings into the Ray cluster."""
+    """What every node brings: into the Ray cluster, or (its GPUs, one process each) under torchrun."""
 
     cpus: int
     gpus: int
@@ -30,7 +30,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one."""
+    """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one.
+
+    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO.
+    """
 
     run: str
     run_dir: str
@@ -44,6 +47,12 @@ class NodeSpec:
     overrides: list[str]
     env: dict[str, str]
     stops_by_plugin: bool
+    launcher: str
+    data_ranks: int | None
+    setup: list[str]
+    setup_limit_s: float
+    device: str
+    cpu_numa_nodes: list[int]
     interface: str | None
     scratch_dir: str
     sample_interval_s: float

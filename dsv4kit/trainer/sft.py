@@ -27,9 +27,9 @@ def pairs(settings: Settings, features: Features, model_path: str, data_dir: str
 
 def _data(settings: Settings, data_dir: str) -> Pairs:
     data = settings.data
-    yield Pair("data.train_files", data_files(data.train_files, data_dir, "train.parquet"), "data.train_files")
-    if data.val_files or not data.train_files:
-        yield Pair("data.val_files", data_files(data.val_files, data_dir, "test.parquet"), "data.val_files")
+    yield Pair("data.train_files", data_files(data.train_files, data_dir, "sft.parquet"), "data.train_files")
+    if data.val_files:
+        yield Pair("data.val_files", list(data.val_files), "data.val_files")
     yield Pair("data.train_batch_size", data.train_batch_size, "data.train_batch_size")
     yield Pair("data.max_length", longest_sequence(settings), "data.max_response_length")
     yield Pair("data.max_token_len_per_gpu", micro_batch_tokens(settings), "parallel.actor.micro_batch_tokens")

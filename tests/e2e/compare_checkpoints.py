@@ -25,7 +25,10 @@ def load(checkpoint: Path, kind: str, ranks: int) -> dict[str, torch.Tensor]:
     """All tensors of one kind of file, of all ranks."""
     found = {}
     for rank in range(ranks):
-        path = checkpoint / "actor" / f"{kind}_world_size_{ranks}_rank_{rank}.pt"
+        name = f"{kind}_world_size_{ranks}_rank_{rank}.pt"
+        path = (
+            checkpoint / "actor" / name if (checkpoint / "actor").is_dir() else checkpoint / name
+        )  # SFT: no level more
         found |= dict(tensors(str(rank), torch.load(path, weights_only=False, map_location="cpu")))
     return found
 

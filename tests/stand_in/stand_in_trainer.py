@@ -16,7 +16,15 @@ from pathlib import Path
 def argument(key: str) -> str:
     """The last override of that key, without its quotes."""
     found = [word.partition("=")[2] for word in sys.argv[1:] if word.lstrip("+").startswith(f"{key}=")]
-    return found[-1].strip("'")
+    text = found[-1]
+    return text[1:-1].replace("\\'", "'") if text.startswith("'") else text
+
+
+def last_step() -> int:
+    """The end of the run, or of the segment where an agent planned one: what the kit's plugin does inside verl."""
+    total = int(argument("trainer.total_training_steps"))
+    plan = Path(os.environ.get("DSV4KIT_ATTEMPT_DIR", "/nowhere"), "plan.json")
+    return min(total, json.loads(plan.read_text())["target"]) if plan.exists() else total
 
 
 def save(directory: Path, step: int, ranks: int) -> None:
@@ -48,10 +56,10 @@ def due_fault(step: int, marker: Path) -> str:
 
 
 def main() -> int:
-    """One run of the driver, up to trainer.total_training_steps."""
+    """One run of the driver, up to the last step."""
     directory = Path(argument("trainer.default_local_dir"))
     directory.mkdir(parents=True, exist_ok=True)
-    total, save_freq = int(argument("trainer.total_training_steps")), int(argument("trainer.save_freq"))
+    total, save_freq = last_step(), int(argument("trainer.save_freq"))
     ranks = int(argument("trainer.nnodes")) * int(argument("trainer.n_gpus_per_node"))
     tracker = directory / "latest_checkpointed_iteration.txt"
     step = int(tracker.read_text()) if tracker.exists() else 0

@@ -8,7 +8,7 @@ import pytest
 from test_node import node_spec
 
 from dsv4kit.node import ends
-from dsv4kit.node.driver import Driver, DriverEnd
+from dsv4kit.node.driver import Driver, DriverEnd, command
 from dsv4kit.node.phases import Phases
 from dsv4kit.node.spec import Limits, NodeSpec
 from dsv4kit.trainer import checkpoints
@@ -26,7 +26,8 @@ def drive(
 ) -> DriverEnd:
     attempt = tmp_path / f"attempt-{len(list(tmp_path.glob('attempt-*')))}"
     attempt.mkdir()
-    driver = Driver(spec or node_spec(tmp_path), attempt, Phases(attempt / "phases.jsonl"), start, target)
+    spec = spec or node_spec(tmp_path)
+    driver = Driver(spec, attempt, Phases(attempt / "phases.jsonl"), start, command(spec, target))
     variables = {
         **os.environ,
         "PYTHONPATH": str(TESTS / "stand_in"),

@@ -38,6 +38,12 @@ def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
         ],
         "env": {},
         "stops_by_plugin": False,
+        "launcher": "ray",
+        "data_ranks": None,
+        "device": "cpu",
+        "cpu_numa_nodes": [0],
+        "setup": [],
+        "setup_limit_s": 60,
         "interface": None,
         "scratch_dir": "/tmp",
         "sample_interval_s": 0.05,
@@ -74,7 +80,7 @@ class TestPorts:
 
     def test_every_fixed_port_is_given_to_ray(self) -> None:
         words = " ".join(ray_cluster.head_arguments("10.0.0.1", RESOURCES, Path("/tmp/r")))
-        assert all(f"={port}" in words for port in ports.FIXED.values())
+        assert all(f"={port}" in words for port in ports.FIXED.values() if port != ports.TORCHRUN)
 
 
 class TestRay:
@@ -125,11 +131,19 @@ class TestRay:
 class TestEnvironment:
     def test_what_misleads_verl_is_taken_out_and_the_runs_own_put_in(self, tmp_path: Path) -> None:
         spec = node_spec(tmp_path, env={"OMP_NUM_THREADS": "1"}, interface="eth0")
-        env = environment.build({"PATH": "/bin", "ROCR_VISIBLE_DEVICES": "0"}, spec, tmp_path / "attempt-0")
+        env = environment.build(
+            {"PATH": "/bin", "ROCR_VISIBLE_DEVICES": "0"}, spec, tmp_path / "attempt-0", tmp_path / "t"
+        )
         assert "ROCR_VISIBLE_DEVICES" not in env
         assert env["OMP_NUM_THREADS"] == "1"
         assert env["GLOO_SOCKET_IFNAME"] == "eth0"
         assert env["VERL_FILE_LOGGER_PATH"] == str(tmp_path / "attempt-0" / "metrics.jsonl")
+
+    def test_a_home_that_cannot_be_written_to_is_replaced(self, tmp_path: Path) -> None:
+        env = environment.build({"HOME": "/nowhere"}, node_spec(tmp_path), tmp_path, tmp_path / "t")
+        assert env["HOME"] == str(tmp_path / "t" / "home")
+        env = environment.build({"HOME": str(tmp_path)}, node_spec(tmp_path), tmp_path, tmp_path / "t")
+        assert env["HOME"] == str(tmp_path)
 
     def test_the_spec_survives_its_file(self, tmp_path: Path) -> None:
         spec = node_spec(tmp_path, overrides=["a='$x `y` \" é'"])
@@ -175,8 +189,15 @@ class TestPreflight:
 
     def test_a_clock_far_from_the_others_is_named(self) -> None:
         reports = [preflight.NodeReport(f"n{i}", "", time=1000.0 + offset) for i, offset in enumerate([0, 1, 2, 400])]
-        assert preflight.clock_skew(reports) == ["n3: its clock is +398 s off"]
-        assert preflight.clock_skew([]) == []
+        assert preflight.Clocks().off(reports, now=1002.0) == ["n3: its clock is +398 s off"]
+        assert preflight.Clocks().off([], now=0) == []
+
+    def test_a_report_that_waited_says_nothing_about_a_clock_behind(self) -> None:
+        clocks = preflight.Clocks()
+        assert clocks.off([preflight.NodeReport("early", "", time=500.0)], now=1000.0) == []
+        late = preflight.NodeReport("late", "", time=500.0)
+        assert clocks.off([late], now=1000.0) == ["late: its clock is -500 s off"]
+        assert clocks.off([late], now=2000.0) == ["late: its clock is -500 s off"]
 
 
 class TestProcesses:
@@ -192,19 +213,21 @@ class TestProcesses:
     def test_orphans_of_orphans_are_ended_too(self, tmp_path: Path) -> None:
         script = (
             "import sys; sys.path.insert(0, sys.argv[1])\n"
-            "import subprocess, time\n"
+            "import os, pathlib, subprocess, time\n"
             "from dsv4kit.node import processes\n"
             "processes.adopt_orphans()\n"
             "subprocess.run(['bash', '-c', '(setsid sleep 300 & echo $! > pid) & (setsid setsid sleep 300 &) &'])\n"
-            "while len(processes.descendants(__import__('os').getpid())) < 2: time.sleep(0.01)\n"
-            "ended = processes.end_descendants(grace_s=1)\n"
-            "print(len(ended) >= 2, len(processes.descendants(__import__('os').getpid())))\n"
+            "def command(pid):\n"
+            "    try: return pathlib.Path(f'/proc/{pid}/comm').read_text().strip()\n"
+            "    except OSError: return 'gone'\n"
+            "while [command(p) for p in processes.descendants(os.getpid())] != ['sleep'] * 2: time.sleep(0.01)\n"
+            "print(len(processes.end_descendants(grace_s=1)), len(processes.descendants(os.getpid())))\n"
         )
         root = str(Path(__file__).parents[2])
         done = subprocess.run(
             [sys.executable, "-c", script, root], cwd=tmp_path, capture_output=True, text=True, check=True
         )
-        assert done.stdout.split() == ["True", "0"]
+        assert done.stdout.split() == ["2", "0"]
         assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from dsv4kit.plugin.segment_stop import Watch
+from dsv4kit.plugin.stop_watch import Watch
 
 
 def test_the_target_is_the_last_step(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev plan submit status logs resume cancel test test-unit test-golden test-cluster test-e2e lint bench lock
+.PHONY: help setup setup-dev plan doctor submit status logs resume cancel test test-unit test-golden test-cluster test-e2e lint bench lock
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,6 +35,9 @@ submit: setup  ## start a run: make submit HW=cpu [NODES= STEPS= SEGMENT_STEPS= 
 
 plan: setup  ## what fits, how big, how long, before any node-hour: make plan HW=gb200 NODES=64 [SEARCH=1 EXPLAIN=1]
 	@$(KIT) --make plan
+
+doctor: setup  ## is this cluster ready: make doctor HW=gb200; NODES=2 has two nodes examine themselves
+	@$(KIT) --make doctor
 
 status: setup  ## show a run [RUN=]
 	@$(KIT) --make status

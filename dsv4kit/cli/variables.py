@@ -79,6 +79,7 @@ SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
     "submit": (*SELECTION, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
+    "doctor": (*SELECTION, *SETTINGS, *FREE, TORCH_INDEX),
     "resume": (RUN, SETTINGS[1], FROM_STEP, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),

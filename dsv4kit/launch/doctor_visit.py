@@ -1,0 +1,92 @@
+"""A short job that has the nodes examine themselves in the run's own container: see node/doctor.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv4kit.launch.executor import SegmentExecutor
+from dsv4kit.launch.freeze import freeze
+from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.slurm import Slurm
+from dsv4kit.launch.state import ENDED
+from dsv4kit.launch.submission import Submission
+from dsv4kit.node.doctor import visit
+from dsv4kit.node.files import read_json, write_json
+from dsv4kit.node.preflight import NodeReport
+
+_POLL_S = 0.5
+# Starting a large container takes minutes, the measurement a few more at most.
+_TIME = "00:20:00"
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A job on its way; its directory holds what the nodes write."""
+
+    run: RunDir
+    job_id: str
+    slurm: Slurm
+    nodes: int
+
+    @property
+    def _attempt(self) -> Path:
+        return self.run.segment(1) / "attempt-0"
+
+    def wait(self, progress: Callable[[str], None]) -> str:
+        """Until the job is over; returns its last state. Ended early by the user, the job is cancelled."""
+        shown = ""
+        try:
+            while True:
+                job = self.slurm.states([self.job_id]).get(self.job_id)
+                if job is None or job.state in ENDED:
+                    return job.state if job else "unknown"
+                if (line := f"job {self.job_id}: {job.state} {job.reason}") != shown:
+                    shown = line
+                    progress(line)
+                time.sleep(_POLL_S)
+        except KeyboardInterrupt:
+            self.slurm.cancel([self.job_id])
+            raise
+
+    def reports(self) -> list[NodeReport]:
+        """What the nodes said, by name."""
+        found = [read_json(path) for path in sorted((self._attempt / "nodes").glob("*.json"))]
+        return [NodeReport(**content) for content in found if content]
+
+    def bandwidth(self) -> dict[str, Any]:
+        """What was measured; empty where nothing was."""
+        return read_json(self._attempt / "bandwidth.json") or {}
+
+    def problem(self) -> str:
+        """What is wrong beyond single nodes; empty where nothing is."""
+        heard = len(self.reports())
+        if heard < self.nodes:
+            return f"{self.nodes - heard} of {self.nodes} nodes never reported; see {self.run.segment(1)}/slurm.log"
+        verdict = read_json(self._attempt / "doctor.json") or {"problem": "node 0 gave no verdict"}
+        return str(verdict["problem"])
+
+
+def send(submission: Submission, root: Path) -> Visit:
+    """Submits the job for as many nodes as the submission has; its directory is made below `root`."""
+    run = RunDir(root / f"doctor-{time.strftime('%Y%m%d-%H%M%S')}")
+    settings = submission.resolved.settings
+    schedule = settings.schedule.model_copy(update={"time": _TIME, "steps": 1, "segment_steps": 1})
+    settings = settings.model_copy(update={"schedule": schedule})
+    spec = dataclasses.replace(
+        dataclasses.replace(submission, run=run).node_spec(),
+        module="dsv4kit.node.bandwidth",
+        launcher="torchrun",
+        overrides=[],
+    )
+    freeze(run.kit)
+    write_json(run.path / "node.json", spec.as_dict())
+    script = SegmentScript(settings, submission.site, run, 1)
+    executor = SegmentExecutor(run.segment(1) / "submitit", script, submission.python, submission.slurm.job_environment)
+    job = executor.submit(visit, str(run.path))
+    return Visit(run, str(job.job_id), submission.slurm, schedule.nodes)

@@ -1,0 +1,108 @@
+"""The doctor's visit to the nodes: setup, every check of the preflight, what each node has, and the collectives' speed.
+
+Submitted like a segment, without a run: the same script, container, mounts and environment, so what is well here is
+well there. Each node writes its report; node 0 has torchrun measure once all are heard of and none has a problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dsv4kit.node import driver, environment, inventory, preflight, processes, ray_cluster, setup
+from dsv4kit.node.address import AddressError, own_address
+from dsv4kit.node.attempt import Attempt
+from dsv4kit.node.files import tail, write_json, write_text
+from dsv4kit.node.launcher import AttemptError
+from dsv4kit.node.outcome import FINISHED, STOP
+from dsv4kit.node.spec import NodeSpec
+from dsv4kit.node.torchrun import TorchrunLauncher
+
+_POLL_S = 0.25
+_MEASURE_S = 300
+
+
+class Visit:
+    """One node's part."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.spec = NodeSpec.load(run_dir)
+        self.attempt = Attempt.here(run_dir, 1)
+        self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
+        temporary = ray_cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
+        env = environment.build(os.environ, self.spec, self.attempt.dir, temporary)
+        self.report, env = self._examine(env)
+        self.attempt.report(self.report)
+        self.launcher = TorchrunLauncher(self.spec, self.attempt, env, temporary)
+        self.clocks = preflight.Clocks()
+
+    def _examine(self, env: dict[str, str]) -> tuple[preflight.NodeReport, dict[str, str]]:
+        host = os.uname().nodename
+        try:
+            env = setup.run(self.spec, env, self.attempt.node_file(".setup.log"))
+            report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.dir)
+        except (AddressError, setup.SetupError, OSError) as error:
+            report = preflight.NodeReport(host, "", [str(error)], time=time.time())
+        return dataclasses.replace(report, facts=inventory.facts(self.spec.scratch_dir)), env
+
+    def lead(self) -> None:
+        """Node 0: waits for all, measures, and writes what the batch script reads."""
+        try:
+            self.launcher.bring_up(self.report, 0, self._watch)
+            problem = self._measure()
+        except AttemptError as error:
+            problem = "; ".join(error.evidence.lines)
+        write_json(self.attempt.dir / "doctor.json", {"problem": problem})
+        write_text(self.attempt.segment_dir / "verdict", f"{STOP if problem else FINISHED}\n")
+        self.attempt.finish()
+
+    def _watch(self) -> None:
+        reports = self.attempt.reports()
+        off = self.clocks.off(reports, time.time())
+        # A bad node is no reason to leave before the others have been heard of.
+        if len(reports) == self.spec.nodes and (ill := [report.host for report in reports if report.problems]):
+            raise AttemptError("", [f"not measured: {', '.join(ill)} would not take part in a run", *off])
+        if off and len(reports) == self.spec.nodes:
+            raise AttemptError("", off)
+
+    def _measure(self) -> str:
+        argv = driver.command(self.spec, 0, self.launcher.runner(self.report))
+        log = self.attempt.dir / "driver.log"
+        process = processes.start(argv, self.launcher.driver_env(self.report), log, self.attempt.dir)
+        deadline = time.monotonic() + _MEASURE_S
+        while process.poll() is None and time.monotonic() < deadline and not self.launcher.interrupted():
+            time.sleep(_POLL_S)
+        try:
+            status = process.wait(_POLL_S)
+        except subprocess.TimeoutExpired:
+            processes.end(process)
+            status = -1
+        if status == 0:
+            return ""
+        lines = self.launcher.evidence().lines or tail(log, 2)
+        return f"the measurement failed: {' / '.join(lines)}"
+
+    def follow(self) -> None:
+        """Another node: takes part in the measurement, until it is over."""
+        while not self.attempt.over:
+            if not self.report.problems:
+                self.launcher.tend(self.report)
+            time.sleep(_POLL_S)
+
+
+def visit(run_dir: str) -> None:
+    """What submitit runs on every node."""
+    print(f"{os.uname().nodename}: doctor, Python {sys.version.split()[0]}", flush=True)
+    processes.adopt_orphans()
+    try:
+        here = Visit(Path(run_dir))
+        if here.attempt.leads:
+            here.lead()
+        else:
+            here.follow()
+    finally:
+        processes.end_descendants(grace_s=1)

@@ -16,12 +16,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancels, the last segment first, so that none starts because the one before it ended."""
-    from dsv4kit.cli.runs import open_run
-    from dsv4kit.launch.state import read_state
+    """Cancels by the name that only this run's jobs have: also a job that no file knows of."""
+    from dsv4kit.cli.runs import chosen_name, open_run
+    from dsv4kit.launch.state import ENDED
 
-    run_dir, slurm = open_run(args.name or args.run)
-    live = [segment.job_id for segment in read_state(run_dir, slurm).segments if not segment.over]
-    slurm.cancel(list(reversed(live)))
+    run_dir, slurm = open_run(chosen_name(args))
+    live = [state for state in slurm.states_named(run_dir.job_name) if state not in ENDED]
+    slurm.cancel_named(run_dir.job_name)
     print(f"run {run_dir.name}: cancelled {len(live)} segments" if live else f"run {run_dir.name}: nothing to cancel")
     return 0

@@ -29,10 +29,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the log; with --follow what is added to it, over all segments, until the run is over."""
-    from dsv4kit.cli.runs import open_run
+    from dsv4kit.cli.runs import chosen_name, open_run
     from dsv4kit.launch.state import read_state
 
-    run_dir, slurm = open_run(args.name or args.run)
+    run_dir, slurm = open_run(chosen_name(args))
     number = _segment_number(run_dir, args.segment)
     log = find_log(run_dir, number)
     if not args.follow:
@@ -65,14 +65,14 @@ def find_log(run: RunDir, segment: int) -> Path | None:
 
     drivers = [attempt / "driver.log" for attempt in attempts_of(run, segment)]
     candidates = [*reversed(drivers), run.segment(segment) / "slurm.log"]
-    return next((path for path in candidates if path.exists() and path.stat().st_size), None)
+    return next((path for path in candidates if path.is_file() and path.stat().st_size), None)
 
 
 def _segment_number(run: RunDir, wanted: str | None) -> int:
     """The segment asked for, or the latest one with a log (else the first)."""
     numbers = [link.segment for link in run.chain()]
     if wanted is not None:
-        if not wanted.isdecimal() or int(wanted) not in numbers:
+        if wanted not in map(str, numbers):
             raise UserError(f"SEGMENT={wanted!r}: {run.name} has segments {min(numbers)} to {max(numbers)}")
         return int(wanted)
-    return next((number for number in reversed(numbers) if find_log(run, number)), numbers[0])
+    return next((number for number in reversed(numbers) if find_log(run, number)), min(numbers, default=1))

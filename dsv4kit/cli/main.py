@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import os
 import sys
@@ -35,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
     """Parses and runs; raises UserError for what the user got wrong."""
     words = list(arguments)
     if words[:1] == ["--make"]:  # the Makefile: `--make VERB`, with its variables in the environment
-        words = [words[1], *variables.options_from_make(words[1], os.environ), *words[2:]]
+        verb = words[1] if len(words) > 1 else ""
+        words = [verb, *variables.options_from_make(verb, os.environ), *words[2:]]
     args = build_parser().parse_args(words)
     status: int = importlib.import_module(f"dsv4kit.cli.{args.verb}").run(args)
     return status
@@ -43,21 +43,30 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal that knows no umlauts
     try:
         return run(sys.argv[1:])
     except UserError as error:
-        print(f"dsv4kit: {error}", file=sys.stderr)
-        return error.exit_code
+        return _say(str(error), error.exit_code)
     except BrokenPipeError:  # `dsv4kit logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        return _say(f"{error.filename or 'output'}: {error.strerror or error}", UserError.exit_code)
+    except Exception as error:
+        if os.environ.get("DSV4KIT_TRACEBACK"):
             raise
-        print(f"dsv4kit: {error.filename or 'a file'}: {error.strerror}", file=sys.stderr)
-        return UserError.exit_code
+        what = f"{type(error).__name__}: {error}"
+        return _say(f"a defect of dsv4kit, please report it: {what} (DSV4KIT_TRACEBACK=1 shows where)", 1)
+
+
+def _say(message: str, status: int) -> int:
+    """One line on stderr, whatever the message quotes."""
+    print(f"dsv4kit: {message}".replace("\r", "\\r").replace("\n", "\\n"), file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

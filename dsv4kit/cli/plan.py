@@ -87,7 +87,7 @@ def _search(asked: Question, site: Site, as_json: bool) -> int:
 
 def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     from dsv4kit.cli.submit import overrides_of
-    from dsv4kit.config.loading import hardware_defaults, load_settings, names
+    from dsv4kit.config.loading import hardware_defaults, load_settings, load_site, names
     from dsv4kit.errors import UserError
     from dsv4kit.plan.from_settings import question
 
@@ -98,6 +98,8 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     for name, value in (("MODEL", model), ("RECIPE", recipe)):
         if not value:
             raise UserError(f"{name} is not set, and HW={args.hw} has no default for it")
+    if args.site:
+        load_site(args.site)
     resolved = load_settings(args.hw, str(model), str(recipe), overrides_of(args))
     return question(resolved.settings), args.site or defaults.get("site")
 

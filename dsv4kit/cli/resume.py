@@ -20,10 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Submits the remaining steps as further segments."""
-    from dsv4kit.cli.runs import open_run
+    from dsv4kit.cli.runs import chosen_name, open_run
     from dsv4kit.launch.resume import Resumption
 
-    run_dir, slurm = open_run(args.name or args.run)
+    run_dir, slurm = open_run(chosen_name(args))
     steps = _number("STEPS", args.steps, least=1)
     from_step = _number("FROM_STEP", args.from_step, least=0)
     Resumption(run_dir, slurm, steps, from_step).submit(lambda line: print(line, flush=True))
@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
 def _number(name: str, text: str | None, least: int) -> int | None:
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(f"{name}={text!r}: not a whole number of at least {least}")
+    if not text.isdecimal() or len(text) > 9 or int(text) < least:
+        raise UserError(f"{name}={text!r}: not a whole number from {least} to 999999999")
     return int(text)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
+
+from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
     from dsv4kit.launch.run_dir import RunDir
     from dsv4kit.launch.slurm import Slurm
+
+
+def chosen_name(args: argparse.Namespace) -> str | None:
+    """The run's name as an argument or as --run; None if neither was given."""
+    if args.name is not None and args.run is not None and args.name != args.run:
+        raise UserError(f"RUN={args.run!r}: another run, {args.name!r}, is named besides")
+    name: str | None = args.run if args.name is None else args.name
+    return name
 
 
 def open_run(name: str | None) -> tuple[RunDir, Slurm]:
@@ -15,7 +26,7 @@ def open_run(name: str | None) -> tuple[RunDir, Slurm]:
     from dsv4kit.launch.slurm import Slurm
 
     run = find_run(name)
-    if run.frozen()["site"]["name"] != "sandbox":
+    if run.frozen()["site"].get("name") != "sandbox":
         return run, Slurm()
     from dsv4kit.sandbox.cluster import Sandbox
 

@@ -25,10 +25,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the state."""
-    from dsv4kit.cli.runs import open_run
+    from dsv4kit.cli.runs import chosen_name, open_run
     from dsv4kit.launch.state import read_state
 
-    state = read_state(*open_run(args.name or args.run))
+    state = read_state(*open_run(chosen_name(args)))
     print(json.dumps(state.as_dict(), indent=1) if args.json else table(state))
     return 0
 

@@ -89,7 +89,7 @@ def request(args: argparse.Namespace) -> Submission:
     chosen = _selection(args)
     resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides_of(args))
     site = load_site(chosen["site"])
-    name = checked_name(args.run) if args.run is not None else _new_name(resolved.settings.profile)
+    name = checked_name(args.run if args.run is not None else _new_name(resolved.settings.profile))
     return Submission(
         resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
     )
@@ -107,7 +107,9 @@ def overrides_of(args: argparse.Namespace) -> list[Override]:
             found.append(Override(variable.setting, value, f"{variable.name}={text}"))
     for word in args.set:
         key, text = split_pair(word, "SET")
-        found.append(Override(key, parse_value(text) if text[:1] in "[{" else text, f"SET {key}"))
+        found.append(
+            Override(key, None if text == "null" else parse_value(text) if text[:1] in "[{" else text, f"SET {key}")
+        )
     for word in args.verl:
         key, text = split_pair(word, "VERL")
         found.append(Override(f"verl.{key}", parse_value(text), f"VERL {key}"))

@@ -58,7 +58,7 @@ def load_yaml(path: Path) -> Tree:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
@@ -162,7 +162,7 @@ def _validate(model: type[M], tree: Tree, sources: Mapping[str, str]) -> M:
     except ValidationError as error:
         problem = min(error.errors(), key=lambda e: (e["type"] == "missing", len(e["loc"])))
     dotted = ".".join(str(part) for part in problem["loc"])
-    source = next((s for key, s in sources.items() if key == dotted or key.startswith(f"{dotted}.")), None)
+    source = sources.get(dotted) or next((s for key, s in sources.items() if key.startswith(f"{dotted}.")), None)
     source = source or next((s for key, s in sources.items() if dotted.startswith(f"{key}.")), None) or model.__name__
     if problem["type"] == "extra_forbidden":
         allowed = _keys_at(model, problem["loc"][:-1])
@@ -170,7 +170,8 @@ def _validate(model: type[M], tree: Tree, sources: Mapping[str, str]) -> M:
         raise UserError(f"{source}: {dotted}: no such key; allowed here: {', '.join(allowed)}{hint}")
     if problem["type"] == "missing":
         raise UserError(f"{source}: {dotted}: not set")
-    message = problem["msg"][:1].lower() + problem["msg"][1:]
+    message = problem["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
     raise UserError(f"{source}: {dotted}={problem['input']!r}: {message}")
 
 

@@ -15,8 +15,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     ValidationInfo,
     field_validator,
 )
@@ -32,6 +30,10 @@ def _as_text(value: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_as_text)]
+# Bounded, so that nothing computed from them overflows or never ends; far above anything real.
+PositiveInt = Annotated[int, Field(gt=0, le=1_000_000_000)]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+Nodes = Annotated[int, Field(gt=0, le=20_000)]
 SlurmName = Annotated[str, AfterValidator(site_values.slurm_name)]
 EnvName = Annotated[str, AfterValidator(site_values.variable)]
 EnvValue = Annotated[Text, AfterValidator(site_values.line)]
@@ -202,7 +204,7 @@ class Schedule(Strict):
     time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
         description="Slurm time limit of one segment, in Slurm's own notation"
     )
-    nodes: PositiveInt = Field(description="nodes of the run")
+    nodes: Nodes = Field(description="nodes of the run")
     nodes_multiple_of: PositiveInt = Field(default=1, description="legal node counts are multiples of this")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from dsv4kit.errors import UserError
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_\-./@]*\Z")
-_SCALAR = re.compile(r"(true|false|null|[-+]?\d+|[-+]?(\d+\.\d*|\.?\d+)([eE][-+]?\d+)?)\Z", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]*)?(\.[0-9]*)?([eE][-+]?[0-9]+)?\Z(?<=[0-9.])", re.ASCII)
+_WORDS = {"true": True, "false": False, "null": None}
 
 
 def split_words(text: str, variable: str) -> list[str]:
@@ -33,18 +34,37 @@ def split_pair(text: str, variable: str) -> tuple[str, str]:
 def parse_value(text: str) -> Any:
     """A number, boolean, null, list or mapping where the text is plainly one, else the text itself, unchanged.
 
-    YAML decides, but only for what cannot be meant as text: `a: b`, `~`, `yes` and dates stay strings.
+    Scalars are those of JSON: `017`, `yes`, `~`, dates and times stay text, also within a list. What has no JSON form
+    (`inf`, a YAML tag, an alias to itself) is text as well.
     """
+    stripped = text.strip()
+    if stripped.lower() in _WORDS:
+        return _WORDS[stripped.lower()]
+    if _NUMBER.match(stripped) or (stripped[:1] + stripped[-1:]) in ("[]", "{}"):
+        value = _read(stripped)
+        if isinstance(value, int | float | list | dict):
+            return value
+    return text
+
+
+def _read(text: str) -> Any:
+    """The text as flow YAML with JSON's scalars; None where it is none or has no JSON form."""
+    import json
+
     import yaml
 
-    stripped = text.strip()
-    if _SCALAR.match(stripped):
-        value = yaml.safe_load(stripped.lower())
-        return float(value) if isinstance(value, str) else value  # YAML 1.1 reads 1e-3 as text
-    if stripped[:1] in ("[", "{") and stripped[-1:] in ("]", "}"):
-        try:
-            value = yaml.safe_load(stripped)
-        except yaml.YAMLError:
-            return text
-        return value if isinstance(value, list | dict) else text
-    return text
+    class Loader(yaml.SafeLoader):
+        """Without YAML 1.1's implicit types."""
+
+        yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML looks it up on the class
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|false|True|False", re.ASCII), list("tfTF"))
+    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("null"), ["n"])
+    Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)\Z"), list("-+0123456789"))
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
+    try:
+        value = yaml.load(text, Loader=Loader)
+        json.dumps(value, allow_nan=False)
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):
+        return None
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -14,22 +15,27 @@ from dsv4kit.node.agent import run_segment
 from dsv4kit.node.files import write_json, write_text
 
 
+class JobsLeftError(UserError):
+    """Jobs of a submission that failed are still in the queue, because cancelling them failed too."""
+
+
 def submit_segments(
     run: RunDir,
     segments: Iterable[int],
     executor: Callable[[int, str | None], SegmentExecutor],
     progress: Callable[[str], None],
-    slurm: Slurm | None = None,
-    after: str | None = None,
+    slurm: Slurm,
     request: dict[str, object] | None = None,
 ) -> list[ChainLink]:
     """Submits the segments in order and records them in `chain.json` as they get their job ids.
 
     `executor` makes the executor of a segment that waits for a job id. `request` is what the first of them is asked for
-    (see node/resume.py). When sbatch refuses one, those already submitted are cancelled and the chain is as before.
+    (see node/resume.py). Whatever interrupts it (sbatch refuses one, a key is pressed), the jobs submitted so far are
+    cancelled and the chain is as before; JobsLeftError where that is impossible.
     """
     before = run.chain()
     links: list[ChainLink] = []
+    after: str | None = None
     try:
         for segment in segments:
             prepared = executor(segment, after)
@@ -40,12 +46,24 @@ def submit_segments(
             after = str(job.job_id)
             links.append(ChainLink(segment, after))
             run.save_chain([*before, *links])
-            progress(f"segment {segment}: job {after}")
-    except (FailedJobError, FailedSubmissionError) as error:
-        (slurm or Slurm()).cancel([link.job_id for link in links])
-        run.save_chain(before)
-        raise UserError(f"sbatch refused segment {len(before) + len(links) + 1}: {_last_line(error)}") from None
+            with contextlib.suppress(BrokenPipeError):  # nobody listens any more; that is no reason to stop halfway
+                progress(f"segment {segment}: job {after}")
+    except BaseException as error:
+        _take_back(run, before, slurm)
+        if isinstance(error, FailedJobError | FailedSubmissionError):
+            number = len(before) + len(links) + 1
+            raise UserError(f"sbatch refused segment {number}: {_last_line(error)}") from None
+        raise
     return links
+
+
+def _take_back(run: RunDir, before: list[ChainLink], slurm: Slurm) -> None:
+    """Cancels by name: the job whose id was not read yet is among them, and before these the run had no live one."""
+    try:
+        slurm.cancel_named(run.job_name)
+    except UserError as error:
+        raise JobsLeftError(f"RUN={run.name}: jobs named {run.job_name} may be left in the queue: {error}") from None
+    run.save_chain(before)
 
 
 def _last_line(error: Exception) -> str:

@@ -67,6 +67,8 @@ class Resumption:
     def _start(self, settings: Settings, total: int) -> int:
         """The step the first new segment begins with; refuses a run that is still going or has nothing left to do."""
         state = read_state(self.run, self.slurm)
+        if state.verdict == "unknown":
+            raise UserError(f"RUN={self.run.name}: whether it still goes on is not known: {state.reason}")
         if not state.over:
             raise UserError(f"RUN={self.run.name}: is {state.verdict}; `make cancel RUN={self.run.name}` ends it first")
         start = state.saved_step if self.from_step is None else self.from_step

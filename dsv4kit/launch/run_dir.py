@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -53,8 +52,14 @@ class RunDir:
 
     def chain(self) -> list[ChainLink]:
         """The segments submitted so far, in order."""
-        content = read_json(self.path / "chain.json") or {"segments": []}
-        return [ChainLink(**link) for link in content["segments"]]
+        path = self.path / "chain.json"
+        if not path.exists() and not (self.path / "segments").exists():
+            return []
+        content: Any = read_json(path)
+        try:
+            return [ChainLink(int(link["segment"]), str(link["job_id"])) for link in content["segments"]]
+        except (TypeError, KeyError, ValueError):
+            raise UserError(f"{path}: missing or damaged; it holds the job ids of the run's segments") from None
 
     def save_chain(self, links: Sequence[ChainLink]) -> None:
         """Writes `chain.json`."""
@@ -64,12 +69,19 @@ class RunDir:
         """`run.yaml`: what the run was submitted with."""
         import yaml
 
-        content: dict[str, Any] = yaml.safe_load((self.path / "run.yaml").read_text(encoding="utf-8"))
-        return content
+        path = self.path / "run.yaml"
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            return {**content, "site": {**content["site"]}, "settings": {**content["settings"]}}
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+            raise UserError(f"{path}: missing or damaged; it holds what the run was submitted with") from None
 
     def node_spec(self) -> dict[str, Any]:
         """`node.json`, as the agents read it."""
-        content: dict[str, Any] = json.loads((self.path / "node.json").read_text(encoding="utf-8"))
+        path = self.path / "node.json"
+        content = read_json(path)
+        if not isinstance(content, dict) or not {"checkpoint_dir", "total_steps"} <= content.keys():
+            raise UserError(f"{path}: missing or damaged; it holds what the run's nodes are told")
         return content
 
 

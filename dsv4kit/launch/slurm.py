@@ -69,6 +69,14 @@ class Slurm:
                 found[job_id] = JobState(state, reason)
         return found
 
+    def states_named(self, job_name: str) -> list[str]:
+        """States of this user's jobs of that name."""
+        return self.run("squeue", "--me", "-h", "-t", "all", f"--name={job_name}", "-o", "%T").split()
+
+    def cancel_named(self, job_name: str) -> None:
+        """Cancels all of this user's jobs of that name; none is no error."""
+        self.run("scancel", "--me", f"--name={job_name}")
+
     def cancel(self, job_ids: Sequence[str]) -> None:
         """Cancels the jobs; those already over are no error."""
         if job_ids:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from dsv4kit.node.files import read_json, read_json_lines
 from dsv4kit.node.outcome import Outcome
 from dsv4kit.trainer import checkpoints, metrics
 
+_ATTEMPT = re.compile(r"attempt-\d+")
 ENDED = (
     "BOOT_FAIL",
     "CANCELLED",
@@ -80,7 +83,7 @@ class RunState:
     @property
     def over(self) -> bool:
         """Whether nothing more happens by itself."""
-        return self.verdict not in ("waiting", "running")
+        return self.verdict not in ("waiting", "running", "unknown")
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -115,7 +118,7 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
 
 def attempts_of(run: RunDir, segment: int) -> list[Path]:
     """Attempt directories of a segment, oldest first."""
-    found = run.segment(segment).glob("attempt-*")
+    found = [path for path in run.segment(segment).glob("attempt-*") if _ATTEMPT.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("attempt-")))
 
 
@@ -123,8 +126,9 @@ def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState
     attempts = attempts_of(run, link.segment)
     latest = attempts[-1] if attempts else None
     planned = (latest and read_json(latest / "plan.json")) or {}
+    planned = planned if isinstance(planned, dict) else {}
     done = outcome.load(latest / "outcome.json") if latest else None
-    last = metrics.last_metrics(latest / "metrics.jsonl") if latest else None
+    last = metrics.last_metrics(latest / "metrics.jsonl") if latest and (latest / "metrics.jsonl").is_file() else None
     state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
     return SegmentState(
         segment=link.segment,
@@ -154,7 +158,8 @@ def _remembered_state(done: Outcome | None) -> str:
 def _seconds(attempt: Path, done: Outcome | None) -> dict[str, float]:
     """Seconds per phase of an attempt; the one still going on is left out."""
     marks = read_json_lines(attempt / "phases.jsonl")
-    times = [(mark["phase"], mark["time"]) for mark in marks]
+    whole = [mark for mark in marks if isinstance(mark, dict) and isinstance(mark.get("time"), int | float)]
+    times = [(str(mark.get("phase")), float(mark["time"])) for mark in whole]
     if done:
         times.append(("over", done.ended))
     return {phase: round(until - since, 1) for (phase, since), (_, until) in itertools.pairwise(times)}
@@ -162,15 +167,11 @@ def _seconds(attempt: Path, done: Outcome | None) -> dict[str, float]:
 
 def _curve(run: RunDir, name: str) -> dict[int, float]:
     """Step -> metric over the whole run; a step done again counts by its later attempt."""
-    files = sorted(
-        run.path.glob("segments/[0-9]*/attempt-*/metrics.jsonl"), key=lambda path: _attempt_order(path.parent)
-    )
-    merged = metrics.merge(metrics.read_metrics(path) for path in files)
-    return {step.step: value for step in merged if (value := step.data.get(name)) is not None}
-
-
-def _attempt_order(attempt: Path) -> tuple[int, int]:
-    return int(attempt.parent.name), int(attempt.name.removeprefix("attempt-"))
+    segments = sorted(int(path.name) for path in run.path.glob("segments/*") if path.name.isdecimal())
+    files = [attempt / "metrics.jsonl" for segment in segments for attempt in attempts_of(run, segment)]
+    merged = metrics.merge(metrics.read_metrics(path) for path in files if path.is_file())
+    found = {step.step: step.data.get(name) for step in merged}
+    return {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
 
 
 def _verdict(segments: list[SegmentState], past: list[Outcome], saved: int, total: int) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.metadata
 import math
@@ -21,7 +22,7 @@ from dsv4kit.config.loading import ROOT, Resolved
 from dsv4kit.config.schema import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import image_architecture, site_files
-from dsv4kit.launch.chain import submit_segments
+from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.layout import pipeline_layout
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from dsv4kit.plan.verdict import Verdict
 
 _GIB = 2**30
+# Clusters limit the jobs one may have in the queue, often to a few hundred.
+_MOST_SEGMENTS = 1000
 _STOPPING = ("dsv4kit.plugin.segment_stop", "dsv4kit.plugin.sft_segments")
 # Stands in a dry run for a path the user has not given.
 _NOT_SET = "/not-set"
@@ -86,6 +89,11 @@ class Submission:
         if self.run.path.exists():
             raise UserError(
                 f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
+            )
+        if self.segments > _MOST_SEGMENTS:
+            raise UserError(
+                f"STEPS={settings.schedule.steps}: {self.segments} segments of {settings.schedule.segment_steps} steps;"
+                f" at most {_MOST_SEGMENTS} jobs are submitted at once, `make resume` goes on from there"
             )
         _ = self.overrides
 
@@ -236,11 +244,15 @@ class Submission:
             write_json(staging / "node.json", spec.as_dict())
             write_text(staging / "run.yaml", yaml.safe_dump(self.frozen(), sort_keys=False, allow_unicode=True))
             staging.rename(self.run.path)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(staging, ignore_errors=True)
+            if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
             raise
         try:
-            submit_segments(self.run, range(1, self.segments + 1), self._executor, progress)
+            submit_segments(self.run, range(1, self.segments + 1), self._executor, progress, self.slurm)
+        except JobsLeftError:
+            raise
         except BaseException:
             shutil.rmtree(self.run.path, ignore_errors=True)
             raise
@@ -266,7 +278,7 @@ def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> N
     if path is None:
         return
     source = next((s for k, s in sources.items() if k.startswith(key)), key)
-    if not path.startswith("/"):
+    if not path.startswith("/") or "\0" in path:
         raise UserError(f"{source}: {path!r}: the nodes need an absolute path on the shared file system")
     if not os.access(path, os.R_OK):
         problem = "cannot be read" if os.path.exists(path) else "does not exist"

@@ -34,7 +34,7 @@ def read_json(path: Path) -> Any | None:
         os.scandir(path.parent).close()  # an NFS client looks again at a directory it is asked to list
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -60,6 +60,6 @@ def read_json_lines(path: Path) -> list[Any]:
         return []
     contents = []
     for line in lines:
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             contents.append(json.loads(line))
     return contents

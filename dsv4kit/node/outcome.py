@@ -64,7 +64,8 @@ def decide(
 
 def history(run_dir: Path) -> list[Outcome]:
     """Outcomes of all attempts so far, oldest first."""
-    attempts = sorted(run_dir.glob("segments/[0-9]*/attempt-*/outcome.json"), key=_order)
+    found = run_dir.glob("segments/[0-9]*/attempt-[0-9]*/outcome.json")
+    attempts = sorted((path for path in found if path.parent.name[8:].isdecimal()), key=_order)
     return [outcome for path in attempts if (outcome := load(path))]
 
 
@@ -74,7 +75,10 @@ def load(path: Path) -> Outcome | None:
     if not isinstance(content, dict):
         return None
     known = {item.name for item in dataclasses.fields(Outcome)}
-    return Outcome(**{key: value for key, value in content.items() if key in known})
+    try:
+        return Outcome(**{key: value for key, value in content.items() if key in known})
+    except TypeError:  # a key it cannot do without is missing
+        return None
 
 
 def save(outcome: Outcome, segment_dir: Path) -> None:

@@ -81,7 +81,7 @@ class Tree:
                 raise UserError(f"{(sources or {}).get(key, 'verl')}: the image's verl has no key {key!r}")
         self._choices = [f"{key}={pairs[key]}" for key in groups if key in pairs]
         rest = {key: value for key, value in pairs.items() if key not in groups}
-        written = [(key, f"{key}={quoting.hydra(value)}") for key, value in rest.items()]
+        written = [(key, f"{key}={_quoted(key, value, sources or {})}") for key, value in rest.items()]
         try:
             # A key the wheel's tree does not have yet is added for the check, and plain for the image.
             self._compose([*self._choices, *(("++" if self._new(key) else "") + text for key, text in written)])
@@ -131,11 +131,18 @@ class Tree:
         try:
             config = _compose(self.config_name, overrides)
             resolved: Any = OmegaConf.to_container(config, resolve=True)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise UserError(f"verl's {self.config_name} refuses the overrides: {_first_line(error)}") from None
         missing = [key for key, value in leaves(resolved) if value == _MISSING and key not in OPTIONAL_MISSING]
         if missing:
             raise UserError(f"verl's {self.config_name} needs a value for {', '.join(sorted(missing))}")
+
+
+def _quoted(key: str, value: Any, sources: Mapping[str, str]) -> str:
+    try:
+        return quoting.hydra(value)
+    except TypeError as error:
+        raise UserError(f"{sources.get(key, 'verl')}: {key}: {error}") from None
 
 
 def _open(key: str) -> bool:

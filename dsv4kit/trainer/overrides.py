@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsv4kit.config.schema import Settings
+from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError
 from dsv4kit.trainer import grpo, sft
 from dsv4kit.trainer.features import Features, features_of
@@ -76,11 +77,24 @@ def traced(
 
 def _refuse_clashes(settings: Settings, typed: Mapping[str, Pair]) -> None:
     """A raw key may not contradict the setting that checks and plan go by."""
-    for key in settings.verl:
+    for key in _spelt_out(settings.verl):
+        if key.startswith(("hydra.", "hydra/")):
+            raise UserError(f"verl.{key}: Hydra's own settings are the kit's")
         if key in OWNED:
             raise UserError(f"verl.{key}: the kit sets this key itself, from {OWNED[key]}")
         if settings.engine.backend == "megatron" and key in typed:
             raise UserError(f"verl.{key}: the kit sets this key itself, from SET={typed[key].setting}=...")
+
+
+def _spelt_out(verl: Mapping[str, Any]) -> Iterator[str]:
+    """Every key that is set, also within a mapping; a section set to nothing sets all that is in it."""
+    for key, value in verl.items():
+        below = [owned for owned in OWNED if owned.startswith(f"{key}.")]
+        if isinstance(value, Mapping):
+            yield from (inner for inner, _ in leaves({key: value}))
+        elif below:
+            yield below[0]
+        yield key
 
 
 def _typed(

@@ -1,0 +1,212 @@
+"""Submitting, with stand-ins for Slurm's commands: whatever goes wrong on the way, nothing is left in the queue."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4kit.cli import main
+from dsv4kit.config.loading import Override, load_settings, load_site
+from dsv4kit.errors import UserError
+from dsv4kit.launch.chain import JobsLeftError
+from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.slurm import Slurm
+from dsv4kit.launch.state import read_state
+from dsv4kit.launch.submission import Submission
+
+QUEUE = """#!/bin/bash
+cd "$(dirname "$0")/.." || exit 1
+echo "$(basename "$0") $*" >> calls
+case $(basename "$0") in
+  sinfo) for n in 1 2 3 4; do echo "n$n idle main*"; done ;;
+  sbatch)
+    number=$(($(cat number 2>/dev/null || echo 0) + 1))
+    [ "$number" != "$(cat refuse 2>/dev/null)" ] || { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }
+    echo "$number" > number; touch "jobs/$number"; echo "Submitted batch job $number" ;;
+  squeue) [ ! -e down ] || { echo "squeue: error: timed out" >&2; exit 1; }
+    for job in $(ls jobs); do [[ $* == *--name=* ]] && echo PENDING || echo "$job|PENDING|Dependency"; done ;;
+  scancel) [ ! -e down ] || { echo "scancel: error: timed out" >&2; exit 1; }; rm -f jobs/* ;;
+esac
+"""
+
+
+class Cluster:
+    """A queue of files; `refuse` holds the number of the job sbatch refuses, `down` makes the others fail."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "bin").mkdir()
+        (root / "jobs").mkdir()
+        for name in ("sinfo", "sbatch", "squeue", "scancel"):
+            (root / "bin" / name).write_text(QUEUE)
+            (root / "bin" / name).chmod(0o755)
+        self.slurm = Slurm({"PATH": f"{root / 'bin'}:/usr/bin:/bin"})
+        self.run = RunDir(root / "runs" / "first")
+
+    @property
+    def jobs(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "jobs").iterdir())
+
+    def submission(self, *overrides: Override) -> Submission:
+        resolved = load_settings("cpu", "tiny", "grpo", overrides)
+        return Submission(resolved, load_site("sandbox"), self.run, self.slurm, sys.executable, "/m", "/d")
+
+    def submit(self, progress: Callable[[str], None] = lambda line: None) -> None:
+        submission = self.submission()
+        submission.check()
+        submission.check_cluster()
+        submission.submit(progress)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def test_the_chain_is_submitted_and_recorded(cluster: Cluster) -> None:
+    cluster.submit()
+    assert cluster.jobs == ["1", "2", "3"]
+    assert [(link.segment, link.job_id) for link in cluster.run.chain()] == [(1, "1"), (2, "2"), (3, "3")]
+    assert "--dependency=afterany:2" in (cluster.root / "calls").read_text()
+
+
+def test_when_sbatch_refuses_one_the_others_are_cancelled_and_nothing_is_left(cluster: Cluster) -> None:
+    (cluster.root / "refuse").write_text("3")
+    with pytest.raises(UserError, match="sbatch refused segment 3: sbatch: error: QOSMaxSubmitJobPerUserLimit"):
+        cluster.submit()
+    assert cluster.jobs == []
+    assert not cluster.run.path.exists()
+
+
+def test_an_interruption_in_the_middle_leaves_nothing_either(cluster: Cluster) -> None:
+    def interrupt(line: str) -> None:
+        if "segment 2" in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cluster.submit(interrupt)
+    assert cluster.jobs == []
+    assert not cluster.run.path.exists()
+
+
+def test_nobody_listening_is_no_reason_to_stop_halfway(cluster: Cluster) -> None:
+    def closed(line: str) -> None:
+        raise BrokenPipeError
+
+    cluster.submit(closed)
+    assert cluster.jobs == ["1", "2", "3"]
+
+
+def test_jobs_that_cannot_be_cancelled_keep_their_run_directory(cluster: Cluster) -> None:
+    def fail(line: str) -> None:
+        (cluster.root / "down").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(JobsLeftError, match="may be left in the queue"):
+        cluster.submit(fail)
+    assert cluster.run.path.exists()
+
+
+def test_a_run_submitted_by_somebody_else_in_between_is_not_overwritten(cluster: Cluster) -> None:
+    submission = cluster.submission()
+    submission.check()
+    (cluster.run.path / "kit").mkdir(parents=True)
+    with pytest.raises(UserError, match="exists already"):
+        submission.submit(lambda line: None)
+    assert [path.name for path in cluster.run.path.parent.iterdir()] == ["first"]
+
+
+def test_more_segments_than_a_queue_takes_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(UserError, match="at most 1000 jobs"):
+        cluster.submission(Override("schedule.steps", 999_999, "STEPS")).check()
+
+
+def test_a_damaged_chain_is_never_taken_for_an_empty_one(cluster: Cluster) -> None:
+    cluster.submit()
+    for damage in ("", "{", "[]", "5", '{"segments": null}', '{"segments": [{"segment": 1}]}'):
+        (cluster.run.path / "chain.json").write_text(damage)
+        with pytest.raises(UserError, match=r"chain\.json: missing or damaged"):
+            read_state(cluster.run, cluster.slurm)
+    (cluster.run.path / "chain.json").unlink()
+    with pytest.raises(UserError, match=r"chain\.json: missing or damaged"):
+        cluster.run.chain()
+
+
+def test_a_slurm_that_does_not_answer_makes_no_run_over(cluster: Cluster) -> None:
+    cluster.submit()
+    (cluster.root / "down").touch()
+    state = read_state(cluster.run, cluster.slurm)
+    assert (state.verdict, state.over) == ("unknown", False)
+
+
+@pytest.fixture
+def say(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the console script on a run of another site than the sandbox; returns status, output and errors."""
+    monkeypatch.setenv("DSV4KIT_RUNS", str(cluster.run.path.parent))
+    monkeypatch.setenv("PATH", f"{cluster.root / 'bin'}:/usr/bin:/bin")
+    cluster.submit()
+    frozen = (cluster.run.path / "run.yaml").read_text()
+    (cluster.run.path / "run.yaml").write_text(frozen.replace("name: sandbox", "name: elsewhere"))
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["dsv4kit", *words])
+        status = main.main()
+        out, err = capsys.readouterr()
+        return f"{status} {out}{err}"
+
+    return run
+
+
+def test_cancel_ends_what_is_in_the_queue_whatever_the_files_say(cluster: Cluster, say: Callable[..., str]) -> None:
+    (cluster.run.path / "chain.json").write_text("{")
+    (cluster.run.path / "node.json").unlink()
+    assert say("cancel", "first") == "0 run first: cancelled 3 segments\n"
+    assert cluster.jobs == []
+    assert say("cancel", "first") == "0 run first: nothing to cancel\n"
+
+
+def test_an_empty_name_is_a_mistake_and_not_the_newest_run(cluster: Cluster, say: Callable[..., str]) -> None:
+    assert say("cancel", "").startswith("2 dsv4kit: RUN=''")
+    assert "another run" in say("cancel", "first", "--run=other")
+    assert cluster.jobs == ["1", "2", "3"]
+
+
+def test_a_run_that_may_still_go_on_is_not_resumed(cluster: Cluster, say: Callable[..., str]) -> None:
+    assert "is waiting" in say("resume", "first")
+    (cluster.root / "down").touch()
+    assert "is not known: squeue failed" in say("resume", "first")
+    assert cluster.jobs == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "node.json", "chain.json"])
+def test_a_damaged_run_directory_is_one_line(cluster: Cluster, say: Callable[..., str], name: str) -> None:
+    for content in ("", "{}", "[1]", "5", "{", "\x00\xff"):
+        (cluster.run.path / name).write_text(content)
+        for verb in ("status", "logs", "resume"):
+            said = say(verb, "first")
+            assert said.startswith("2 dsv4kit: ") or verb == "logs"
+            assert said.count("\n") == 1
+
+
+def test_leftovers_in_a_run_directory_do_no_harm(cluster: Cluster, say: Callable[..., str]) -> None:
+    segment = cluster.run.segment(1)
+    (segment / "attempt-0").mkdir()
+    (segment / "attempt-0.bak").mkdir()
+    (segment / "attempt-1").touch()
+    (segment / "attempt-0" / "metrics.jsonl").mkdir()
+    (segment / "attempt-0" / "plan.json").write_text("[1]")
+    (segment / "attempt-0" / "outcome.json").write_text("{}")
+    (segment / "attempt-0" / "phases.jsonl").write_text('5\n{}\n{"phase": "a", "time": "x"}\n' + "[" * 5000)
+    (segment.parent / "0001.bak").mkdir()
+    assert json.loads(say("status", "first", "--json").removeprefix("0 "))["verdict"] == "waiting"
+
+
+def test_a_defect_of_the_kit_is_one_line_too(say: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("never\nseen")
+
+    monkeypatch.setattr("dsv4kit.cli.runs.open_run", fail)
+    what = "RuntimeError: never\\nseen (DSV4KIT_TRACEBACK=1 shows where)"
+    assert say("status") == f"1 dsv4kit: a defect of dsv4kit, please report it: {what}\n"

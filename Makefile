@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev plan doctor submit status logs resume cancel test test-unit test-golden test-cluster test-e2e lint bench lock
+.PHONY: help setup setup-dev runtime plan doctor submit status logs resume cancel test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
 
 PYTHON ?= python3
 VENV := .venv
@@ -51,7 +51,10 @@ resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP=]
 cancel: setup  ## end a run; what is saved stays [RUN=]
 	@$(KIT) --make cancel
 
-test: setup-dev  ## every test: unit, golden, cluster, end to end (about 15 minutes the first time)
+runtime: setup  ## install what HW=cpu trains with: torch, vLLM, verl, Ray (about 3 GB, once) [TORCH_INDEX=]
+	@$(VENV)/bin/python -c 'from dsv4kit.sandbox.runtime import runtime_python; runtime_python()'
+
+test: setup-dev runtime  ## every test, quick ones first (about 20 minutes on two cores)
 	@$(PYTEST)
 
 test-unit: setup-dev  ## pure logic, seconds
@@ -59,6 +62,9 @@ test-unit: setup-dev  ## pure logic, seconds
 
 test-golden: setup-dev  ## rendered scripts against reviewed text
 	@$(PYTEST) tests/golden
+
+test-runtime: setup-dev runtime  ## the plugin inside the trainer's environment, and against the real Megatron
+	@$(PYTEST) tests/runtime tests/megatron
 
 test-cluster: setup-dev  ## a real Slurm on this machine, stand-in trainers
 	@$(PYTEST) tests/cluster

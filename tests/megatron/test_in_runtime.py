@@ -20,7 +20,4 @@ def test_the_megatron_suite_passes_in_its_environment() -> None:
     interpreter = environment.python()
     if interpreter is None:
         pytest.skip("no CPU runtime (`dsv4kit sandbox up` installs it)")
-    packages = environment.packages_dir()
-    if not packages.is_dir():
-        pytest.skip("no Megatron-Core (`python tests/megatron/environment.py` installs it and runs these tests)")
-    assert environment.run(interpreter, packages, ["-q"]) == 0
+    assert environment.run(interpreter, environment.install(), ["-q"]) == 0

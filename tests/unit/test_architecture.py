@@ -64,8 +64,8 @@ def test_the_frozen_kit_needs_nothing_but_the_standard_library(tmp_path: Path) -
         f"import submitit.core._submit, submitit.slurm.slurm\n"
         f"import importlib\n"
         f"for name in {modules!r}: importlib.import_module(name)\n"
-        "origins = {name.split('.')[0]: getattr(module, '__file__', '') or '' for name, module in sys.modules.items()}\n"
-        "outside = {name for name, origin in origins.items() if 'site-packages' in origin}\n"
+        "found = [(name, getattr(module, '__file__', '') or '') for name, module in sys.modules.items()]\n"
+        "outside = {name.split('.')[0] for name, origin in found if 'site-packages' in origin}\n"
         "print(sorted(outside))\n"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True)

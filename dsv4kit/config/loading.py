@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from dsv4kit.config.schema import Settings, Site
+from dsv4kit.config.schema import Settings
+from dsv4kit.config.site import Site
 from dsv4kit.config.tree import Tree, assign, merge
 from dsv4kit.errors import UserError, nearest
 

@@ -18,6 +18,7 @@ _TRAINER = (
     "driver_log.py",
     "metrics.py",
     "retention.py",
+    "tracker.py",
 )
 _LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
 

@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dsv4kit.config.schema import Settings, Site
+from dsv4kit.config.schema import Settings
+from dsv4kit.config.site import Site
 from dsv4kit.config.site_values import mountable
 from dsv4kit.errors import UserError
 from dsv4kit.launch.run_dir import RunDir

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import jinja2
@@ -9,7 +10,8 @@ import jinja2
 from dsv4kit import quoting
 from dsv4kit.config import time_limit
 from dsv4kit.config.loading import ROOT
-from dsv4kit.config.schema import Settings, Site
+from dsv4kit.config.schema import Settings
+from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
 from dsv4kit.launch.run_dir import RunDir
 
@@ -17,6 +19,7 @@ from dsv4kit.launch.run_dir import RunDir
 _SEGMENT_SINCE = (24, 5)
 
 
+@functools.cache  # with it a template is compiled once, and not for each segment
 def environment() -> jinja2.Environment:
     """Jinja as all templates of the kit use it: an unknown variable is an error, never an empty text."""
     loader = jinja2.FileSystemLoader(ROOT / "templates")

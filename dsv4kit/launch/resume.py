@@ -9,7 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from dsv4kit.config.schema import Settings, Site
+from dsv4kit.config.schema import Settings
+from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.executor import SegmentExecutor

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsv4kit.config.schema import Site
+from dsv4kit.config.site import Site
 
 _SQUASHFS = b"hsqs"
 

@@ -15,7 +15,7 @@ from dsv4kit.launch.slurm import JobState, Slurm
 from dsv4kit.node import outcome
 from dsv4kit.node.files import read_json, read_json_lines
 from dsv4kit.node.outcome import Outcome
-from dsv4kit.trainer import checkpoints, metrics
+from dsv4kit.trainer import metrics, tracker
 
 _ATTEMPT = re.compile(r"attempt-\d+")
 ENDED = (
@@ -99,7 +99,7 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
         jobs = {link.job_id: JobState("UNKNOWN", str(error)) for link in chain}
     segments = [_segment(run, link, jobs.get(link.job_id)) for link in chain]
     spec = run.node_spec()
-    saved = checkpoints.read_tracker(Path(spec["checkpoint_dir"])) or 0
+    saved = tracker.read_tracker(Path(spec["checkpoint_dir"])) or 0
     rewards, losses = _curve(run, metrics.REWARD), _curve(run, metrics.SFT_LOSS)
     verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"])
     return RunState(

@@ -19,7 +19,7 @@ import yaml
 
 import dsv4kit
 from dsv4kit.config.loading import ROOT, Resolved
-from dsv4kit.config.schema import Site
+from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import image_architecture, site_files
 from dsv4kit.launch.chain import JobsLeftError, submit_segments

@@ -13,7 +13,7 @@ from pathlib import Path
 from dsv4kit.node import ends, processes
 from dsv4kit.node.phases import STEPS, Phases
 from dsv4kit.node.spec import NodeSpec
-from dsv4kit.trainer import checkpoints, metrics
+from dsv4kit.trainer import checkpoints, metrics, tracker
 from dsv4kit.trainer.driver_log import DriverLog
 
 _POLL_S = 0.25
@@ -96,7 +96,7 @@ class Driver:
     def _note_saved(self) -> None:
         """Records the sizes of every file of a checkpoint once the tracker names it, for the next segment's check."""
         directory = Path(self._spec.checkpoint_dir)
-        step = checkpoints.read_tracker(directory)
+        step = tracker.read_tracker(directory)
         if step is not None and step > self._saved:
             with contextlib.suppress(checkpoints.CheckpointError, OSError):  # not whole yet: the next look tries again
                 checkpoints.record_sizes(

@@ -15,7 +15,7 @@ from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.phases import BRING_UP, END, START, Phases
 from dsv4kit.node.resume import Plan, plan
 from dsv4kit.node.spec import NodeSpec
-from dsv4kit.trainer import checkpoints
+from dsv4kit.trainer import tracker
 
 
 class Lead:
@@ -77,7 +77,7 @@ class Lead:
         self.exit_status = ended.exit_status
         if ended.ended_as not in (None, ends.PART_ENDED):
             return Evidence(ended.ended_as, ended.evidence)
-        if checkpoints.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
+        if tracker.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
             return Evidence(ends.COMPLETED, [])
         if ended.exit_status == 0 and (stopped := read_json(self.attempt.dir / "stopped.json")):
             return Evidence(ends.STOPPED, [f"step {stopped['step']}: {stopped['reason']}"])
@@ -96,7 +96,7 @@ class Lead:
 
     def _conclude(self, here: Plan, evidence: Evidence, excluded: list[str]) -> None:
         directory = Path(self.spec.checkpoint_dir)
-        reached = here.start if here.refusal else checkpoints.read_tracker(directory) or 0
+        reached = here.start if here.refusal else tracker.read_tracker(directory) or 0
         failures = self.attempt.failures()
         past = outcome.history(self.attempt.run_dir)
         verdict, reason = outcome.decide(

@@ -11,7 +11,8 @@ from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.files import read_json
 from dsv4kit.node.spec import NodeSpec
 from dsv4kit.trainer.checkpoint_repair import prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError, read_tracker
+from dsv4kit.trainer.checkpoints import CheckpointError
+from dsv4kit.trainer.tracker import read_tracker
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kit.trainer.checkpoint_files import show
-from dsv4kit.trainer.checkpoints import (
-    CheckpointError,
-    CheckpointState,
-    Layout,
-    StepState,
-    inspect,
-    sync_directory,
-    tracker_path,
-    write_tracker,
-)
+from dsv4kit.trainer.checkpoints import CheckpointError, CheckpointState, Layout, StepState, inspect
+from dsv4kit.trainer.tracker import sync_directory, tracker_path, write_tracker
 
 LOCAL_QUARANTINE_NAME = ".quarantine"
 """Where things go that cannot be renamed into the run's quarantine: a directory inside the checkpoint directory.

@@ -18,7 +18,6 @@ Standard library only; used on the compute nodes. `checkpoint_repair` acts on wh
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -37,8 +36,8 @@ from dsv4kit.trainer.checkpoint_files import (
     show,
     walk_sizes,
 )
+from dsv4kit.trainer.tracker import Tracker, read_tracker_state, write_atomically
 
-TRACKER_NAME = "latest_checkpointed_iteration.txt"
 SIZES_NAME = "dsv4kit.sizes.json"
 MANIFEST_NAME = "ckpt_contents.json"
 CONTENTS = ("model", "optimizer", "extra", "hf_model")
@@ -106,15 +105,6 @@ class StepState:
 
 
 @dataclass(frozen=True)
-class Tracker:
-    """What the tracker says: a step, or why it says none. `exists` is False only where there is no such file."""
-
-    step: int | None
-    problem: str | None = None
-    exists: bool = True
-
-
-@dataclass(frozen=True)
 class CheckpointState:
     """A checkpoint directory at one moment; `steps` in ascending order."""
 
@@ -132,68 +122,6 @@ class CheckpointState:
     @property
     def newest_complete(self) -> int | None:
         return max((state.step for state in self.complete), default=None)
-
-
-# ---------------------------------------------------------------------------------------------- tracker
-
-
-def tracker_path(directory: Path) -> Path:
-    return directory / TRACKER_NAME
-
-
-def read_tracker_state(directory: Path) -> Tracker:
-    """The tracker with the reason where it names no step. Raises OSError only where the file system fails."""
-    try:
-        with open(tracker_path(directory), "rb") as file:
-            raw = file.read(256)
-    except (FileNotFoundError, NotADirectoryError):
-        return Tracker(None, f"{TRACKER_NAME} is missing", exists=False)
-    except IsADirectoryError:
-        return Tracker(None, f"{TRACKER_NAME} is a directory")
-    text = raw.strip()
-    if not text:
-        return Tracker(None, f"{TRACKER_NAME} is empty")
-    if not re.fullmatch(rb"[0-9]{1,18}", text) or int(text) == 0:
-        return Tracker(None, f"{TRACKER_NAME} holds {raw[:40].decode('ascii', 'replace')!a}, not a step")
-    return Tracker(int(text))
-
-
-def read_tracker(directory: Path) -> int | None:
-    """The step that the tracker names (>= 1), or None where it is missing, empty or garbage."""
-    return read_tracker_state(directory).step
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` so that a reader, or a crash at any moment, sees the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".dsv4kit.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable, where the file system can."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def write_tracker(directory: Path, step: int) -> None:
-    """Make the tracker name `step` (>= 1), atomically, in verl's own format (digits without a newline)."""
-    if step < 1:
-        raise ValueError(f"a checkpoint step is at least 1, not {step}")
-    write_atomically(tracker_path(directory), str(step).encode())
-
-
-# ---------------------------------------------------------------------------------------------- inspection
 
 
 def inspect(
@@ -413,9 +341,6 @@ class _StepInspection:
             self.problems += problems[:_LONGEST_LIST]
             if len(problems) > _LONGEST_LIST:
                 self.problems.append(f"{len(problems) - _LONGEST_LIST} more problems in {show(tree)}")
-
-
-# ---------------------------------------------------------------------------------------------- size record
 
 
 def record_sizes(

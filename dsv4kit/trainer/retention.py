@@ -15,7 +15,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from dsv4kit.trainer.checkpoint_files import show
-from dsv4kit.trainer.checkpoints import CheckpointState, read_tracker
+from dsv4kit.trainer.checkpoints import CheckpointState
+from dsv4kit.trainer.tracker import read_tracker
 
 DELETING_SUFFIX = ".deleting"
 

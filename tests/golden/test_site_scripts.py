@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
-from dsv4kit.config.schema import Site
+from dsv4kit.config.site import Site
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
 

@@ -29,6 +29,7 @@ NODE_MAY_USE_OF_TRAINER = {
     "driver_log",
     "metrics",
     "retention",
+    "tracker",
 }
 
 

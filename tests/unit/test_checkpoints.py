@@ -11,8 +11,9 @@ from pathlib import Path
 import checkpoint_trees as trees
 import pytest
 
-from dsv4kit.trainer import checkpoint_files, checkpoints
-from dsv4kit.trainer.checkpoints import CheckpointError, Layout, inspect, inspect_step, read_tracker, record_sizes
+from dsv4kit.trainer import checkpoint_files, checkpoints, tracker
+from dsv4kit.trainer.checkpoints import CheckpointError, Layout, inspect, inspect_step, record_sizes
+from dsv4kit.trainer.tracker import read_tracker
 
 LAYOUTS: dict[Layout, Callable[[Path, int], Path]] = {
     Layout.PPO_FSDP: trees.ppo_fsdp,
@@ -37,7 +38,7 @@ def test_a_tracker_names_a_step(tmp_path: Path, content: str, step: int) -> None
 def test_garbage_in_the_tracker_names_no_step(tmp_path: Path, content: str | bytes) -> None:
     trees.tracker(tmp_path, content)
     assert read_tracker(tmp_path) is None
-    assert checkpoints.read_tracker_state(tmp_path).exists
+    assert tracker.read_tracker_state(tmp_path).exists
 
 
 def test_a_missing_tracker_or_directory_names_no_step(tmp_path: Path) -> None:
@@ -48,11 +49,11 @@ def test_a_missing_tracker_or_directory_names_no_step(tmp_path: Path) -> None:
 
 
 def test_the_tracker_is_written_in_verls_own_format(tmp_path: Path) -> None:
-    checkpoints.write_tracker(tmp_path, 40)
+    tracker.write_tracker(tmp_path, 40)
     assert (tmp_path / trees.TRACKER).read_bytes() == b"40"
     assert os.listdir(tmp_path) == [trees.TRACKER]
     with pytest.raises(ValueError, match="at least 1"):
-        checkpoints.write_tracker(tmp_path, 0)
+        tracker.write_tracker(tmp_path, 0)
 
 
 # ------------------------------------------------------------------------------------------- layouts

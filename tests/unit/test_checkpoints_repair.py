@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from dsv4kit.trainer import checkpoint_repair as repair
 from dsv4kit.trainer.checkpoint_repair import CheckpointLost, CheckpointMismatch, ResumeDecision, prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError, inspect, read_tracker, record_sizes, write_tracker
+from dsv4kit.trainer.checkpoints import CheckpointError, inspect, record_sizes
+from dsv4kit.trainer.tracker import read_tracker, write_tracker
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kit.trainer.checkpoints import CheckpointState, StepState, Tracker, inspect
+from dsv4kit.trainer.checkpoints import CheckpointState, StepState, inspect
 from dsv4kit.trainer.retention import apply_retention, retention_plan
+from dsv4kit.trainer.tracker import Tracker
 
 
 def state(

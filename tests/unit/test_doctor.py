@@ -8,7 +8,7 @@ import pytest
 
 from dsv4kit.cli.doctor import node_table, summary
 from dsv4kit.config.loading import Override, load_settings, load_site
-from dsv4kit.config.schema import Site
+from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import doctor
 from dsv4kit.launch.run_dir import RunDir

@@ -11,7 +11,7 @@ from dsv4kit.node import ends
 from dsv4kit.node.driver import Driver, DriverEnd, command
 from dsv4kit.node.phases import Phases
 from dsv4kit.node.spec import Limits, NodeSpec
-from dsv4kit.trainer import checkpoints
+from dsv4kit.trainer import checkpoints, tracker
 
 TESTS = Path(__file__).parents[1]
 
@@ -48,7 +48,7 @@ def test_it_ends_with_the_last_step_saved_and_sized(tmp_path: Path) -> None:
 def test_a_second_segment_resumes_where_the_first_ended(tmp_path: Path) -> None:
     drive(tmp_path)
     assert drive(tmp_path, start=3, target=6).exit_status == 0
-    assert checkpoints.read_tracker(tmp_path / "checkpoints") == 6
+    assert tracker.read_tracker(tmp_path / "checkpoints") == 6
 
 
 def test_resuming_at_another_step_than_planned_ends_it_with_the_evidence(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """verl's tracker, `latest_checkpointed_iteration.txt`: the one file that says which checkpoint counts.
 
-verl 0.9.1 writes it last, with a plain open("w") (trainer/ppo/v1/trainer_base.py `_save_checkpoint`), so a kill can leave
+verl 0.9.1 writes it last, with a plain open("w") (trainer/ppo/v1/trainer_base.py `_save_checkpoint`): a kill can leave
 it empty. Standard library only; used on the compute nodes.
 """
 

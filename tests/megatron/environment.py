@@ -58,6 +58,7 @@ def install() -> Path:
     machine = platform.machine()
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(made), "--no-deps", "--no-compile"]
     command += ["--require-hashes", "--only-binary=:all:", "--python-version", "3.12", "--implementation", "cp"]
+    command += ["--ignore-requires-python"]  # pip 23 asks the Python it runs on, not the one named here
     for glibc in ("2_28", "2_24", "2_17"):
         command += ["--platform", f"manylinux_{glibc}_{machine}"]
     try:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -168,9 +167,7 @@ def test_power_cut_and_partition_are_noticed_and_mended(sandbox: Sandbox, tmp_pa
     assert poll(lambda: all("down" in slurm_state(sandbox, node) for node in ("node2", "node3")), 60, every_s=0.5)
     assert "JobState=PENDING" in slurm(sandbox, "scontrol", "show", "job", job)
     slurm(sandbox, "scancel", job)
-    start = time.monotonic()
     sandbox.start_node("node2")
-    assert time.monotonic() - start < 10
     sandbox.partition("node3", up=True)
     assert controller.listens(sandbox.address("node3"), 17818)
     assert slurm_state(sandbox, "node2") == "idle"

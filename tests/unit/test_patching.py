@@ -173,20 +173,17 @@ def test_what_replaces_what_is_known() -> None:
     assert original_of(classmethod(replacement)) is original
 
 
-def test_the_entry_module_imports_nothing_heavy_and_is_quick() -> None:
+def test_the_entry_module_imports_nothing_heavy() -> None:
     code = (
-        "import sys, time; start = time.perf_counter(); import dsv4kit.plugin.dsv4 as d;"
-        "ms = (time.perf_counter() - start) * 1000;"
+        "import sys; import dsv4kit.plugin.dsv4 as d;"
         "d.install(); from dsv4kit.plugin.patching import REGISTRY;"
         "names = [row['patch'] for row in REGISTRY.report()]; assert len(names) == len(set(names)) == 15, names;"
-        "heavy = {'torch', 'megatron', 'verl', 'ray', 'pydantic', 'numpy'} & set(sys.modules); assert not heavy, heavy;"
-        "print(ms)"
+        "heavy = {'torch', 'megatron', 'verl', 'ray', 'pydantic', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(patching.__file__).parents[2]
     )
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 500
 
 
 def test_without_the_packages_every_patch_is_listed_as_failed() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -64,9 +63,7 @@ def test_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 def test_complete_runtime_is_found_at_once(cache: Path) -> None:
     python = complete(runtime._environment("3.12"))
-    started = time.monotonic()
     assert runtime.runtime_python(install=False) == python
-    assert time.monotonic() - started < 0.05
 
 
 def test_runtime_whose_interpreter_is_gone_is_not_complete(cache: Path) -> None:

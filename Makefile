@@ -54,7 +54,7 @@ cancel: setup  ## end a run; what is saved stays [RUN=]
 runtime: setup  ## install what HW=cpu trains with: torch, vLLM, verl, Ray (about 3 GB, once) [TORCH_INDEX=]
 	@TORCH_INDEX="$${DSV4KIT_MAKE_TORCH_INDEX:-$$TORCH_INDEX}" $(VENV)/bin/python -c 'from dsv4kit.sandbox.runtime import runtime_python; runtime_python()'
 
-test: setup-dev runtime  ## every test, quick ones first (about 20 minutes on two cores)
+test: setup-dev runtime  ## every test, quick ones first (about 30 minutes on two cores)
 	@$(PYTEST)
 
 test-unit: setup-dev  ## pure logic, seconds

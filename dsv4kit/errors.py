@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -17,5 +16,7 @@ class UserError(Exception):
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """`" (did you mean 'x'?)"` for the closest name in `valid`, or `""` where nothing is close."""
+    import difflib
+
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.6)
     return f" (did you mean '{close[0]}'?)" if close else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from dsv4kit.cli.variables import Variable
@@ -12,10 +12,13 @@ from dsv4kit.errors import UserError, nearest
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError instead of printing the usage."""
+    """Raises UserError instead of printing the usage; `arguments` is called with the parser when it is first used."""
 
-    def __init__(self, *args: object, **kwargs: object) -> None:
+    def __init__(
+        self, *args: object, arguments: Callable[[argparse.ArgumentParser], None] | None = None, **kwargs: object
+    ) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})  # type: ignore[arg-type]
+        self._arguments = arguments
 
     def error(self, message: str) -> NoReturn:
         hint = ""
@@ -28,6 +31,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Unknown options are reported by the verb's own parser, which knows the valid ones."""
+        if self._arguments:
+            self._arguments(self)
+            self._arguments = None
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")

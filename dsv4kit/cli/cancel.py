@@ -8,9 +8,9 @@ from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser("cancel", help="end a run", description="Cancel all segments of a run.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "Cancel all segments of a run."
     parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
     add_variables(parser, BY_VERB["cancel"])
 

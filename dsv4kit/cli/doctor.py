@@ -16,13 +16,11 @@ if TYPE_CHECKING:
 _COLUMNS = ("node", "memory (GB)", "GPUs", "/dev/shm", "scratch", "IMEX", "InfiniBand", "inside", "to next", "problems")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="is this cluster ready for a run",
-        description="Looks at the cluster from the login node; with --nodes, sends a short job that has so many nodes"
-        " examine themselves in the run's container. Exit status 1 where something is wrong.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = (
+        "Looks at the cluster from the login node; with --nodes, sends a short job that has so many nodes examine"
+        " themselves in the run's container. Exit status 1 where something is wrong."
     )
     add_variables(parser, BY_VERB["doctor"])
     parser.set_defaults(run=None, force=None)  # what only a submission has

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser("logs", help="show a run's log", description="Show the log of a run's segment.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "Show the log of a run's segment."
     parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
     parser.add_argument("-f", dest="follow", action="store_true", default=None, help="as --follow")
     add_variables(parser, BY_VERB["logs"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import sys
@@ -13,8 +14,19 @@ from dsv4kit.cli import variables
 from dsv4kit.cli.arguments import Parser
 from dsv4kit.errors import UserError
 
-_VERBS = ("plan", "doctor", "submit", "status", "logs", "resume", "cancel", "profiles", "sandbox")
-
+# Verb -> its line in the help. Each is a module of that name here, with `add_arguments` and `run`; only the one that is
+# asked for is imported.
+VERBS = {
+    "plan": "what fits, how big, how long",
+    "doctor": "is this cluster ready for a run",
+    "submit": "start a run",
+    "status": "show a run",
+    "logs": "show a run's log",
+    "resume": "go on with a run",
+    "cancel": "end a run",
+    "profiles": "list profiles, or show one",
+    "sandbox": "a real Slurm cluster on this machine (needs root)",
+}
 
 # Pydantic otherwise looks through every installed distribution for plugins, 40 ms at each start.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -25,9 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="dsv4kit", description="DeepSeek-V4 post-training on Slurm clusters.")
     parser.add_argument("--version", action="version", version=f"dsv4kit {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for verb in _VERBS:
-        importlib.import_module(f"dsv4kit.cli.{verb}").add_parser(subparsers)
+    for verb, line in VERBS.items():
+        subparsers.add_parser(verb, help=line, arguments=functools.partial(_add_arguments, verb))
     return parser
+
+
+def _add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
+    importlib.import_module(f"dsv4kit.cli.{verb}").add_arguments(parser)
 
 
 def run(arguments: Sequence[str]) -> int:

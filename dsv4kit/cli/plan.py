@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 _IMPOSSIBLE = 3
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser(
-        "plan", help="what fits, how big, how long", description="What fits, how big, how long. Exit code 3: no fit."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "What fits, how big, how long. Exit code 3: no fit."
     add_variables(parser, BY_VERB["plan"])
 
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from dsv4kit.config.loading import Resolved
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser("profiles", help="list profiles, or show one", description="List or show profiles.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "List or show profiles."
     parser.add_argument("action", nargs="?", choices=["list", "show"], default="list")
     parser.add_argument("name", nargs="?", metavar="NAME", help="the profile to show")
     parser.add_argument("--json", action="store_true", help="for programs")

@@ -9,11 +9,9 @@ from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.errors import UserError
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser(
-        "resume", help="go on with a run", description="Extend a finished run, or go on with one that stopped."
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "Extend a finished run, or go on with one that stopped."
     parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
     add_variables(parser, BY_VERB["resume"])
 

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `sandbox` and its verbs."""
-    parser = subparsers.add_parser("sandbox", help="a real Slurm cluster on this machine (needs root)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verbs below `sandbox`."""
     verbs = parser.add_subparsers(dest="sandbox_verb", required=True, metavar="VERB")
 
     def verb(name: str, text: str) -> argparse.ArgumentParser:

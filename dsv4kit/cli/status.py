@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _COLUMNS = ("segment", "job", "state", "steps", "{measure}", "s/step", "where the time went (s)", "end")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser("status", help="show a run", description="Show the segments of a run.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "Show the segments of a run."
     parser.add_argument("name", nargs="?", metavar="RUN", help="as --run")
     parser.add_argument("--json", action="store_true", help="everything, for programs")
     add_variables(parser, BY_VERB["status"])

@@ -25,9 +25,9 @@ _NEEDED = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Registers the verb."""
-    parser = subparsers.add_parser("submit", help="start a run", description="Start a run as a chain of Slurm jobs.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.description = "Start a run as a chain of Slurm jobs."
     add_variables(parser, BY_VERB["submit"])
 
 

@@ -37,8 +37,8 @@ def slurm(sandbox: Sandbox, *argv: str, timeout_s: float = 60) -> str:
 def main(*argv: str) -> int:
     """The command line, as the kit's own main runs it."""
     parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers())
-    return cli.run(parser.parse_args(["sandbox", *argv]))
+    cli.add_arguments(parser)
+    return cli.run(parser.parse_args(argv))
 
 
 def node_processes(sandbox: Sandbox, node: str) -> str:

@@ -79,6 +79,23 @@ def test_a_mistake_is_one_line(refused: Refused, words: list[str], expected: str
     assert expected in refused(*words)
 
 
+def test_the_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(*words: str) -> str:
+        with pytest.raises(SystemExit) as exit_:
+            main.run([*words, "--help"])
+        assert exit_.value.code == 0
+        return capsys.readouterr().out
+
+    listed = shown()
+    assert {f"{verb} {' '.join(line.split()[:2])}" for verb, line in main.VERBS.items()} <= {
+        " ".join(line.split()[:3]) for line in listed.splitlines()
+    }
+    for verb in main.VERBS:
+        text = shown(verb)
+        assert text.startswith(f"usage: dsv4kit {verb} ")
+        assert all(variable.option in text for variable in variables.BY_VERB.get(verb, ()))
+
+
 def test_a_run_that_exists_is_not_overwritten(
     refused: Refused, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,8 +224,8 @@ def test_offloading_nothing_is_said():
 
 def arguments(*words):
     parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers(dest="verb"))
-    return parser.parse_args(["plan", *words])
+    cli.add_arguments(parser)
+    return parser.parse_args(words)
 
 
 def test_the_verb_on_the_tiny_profile(capsys):

@@ -150,8 +150,8 @@ def test_mount_points_undo_the_kernels_escapes(monkeypatch: pytest.MonkeyPatch) 
 
 def test_command_line_of_exec() -> None:
     parser = argparse.ArgumentParser()
-    cli.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["sandbox", "exec", "--name", "a", "node1", "--", "ls", "-l", "--", "x"])
+    cli.add_arguments(parser)
+    args = parser.parse_args(["exec", "--name", "a", "node1", "--", "ls", "-l", "--", "x"])
     assert (args.node, args.name, cli._command(args.command)) == ("node1", "a", ["ls", "-l", "--", "x"])
     for wrong in ([], ["--"], ["--name", "a", "--", "ls"]):
         with pytest.raises(UserError, match="usage: dsv4kit sandbox exec"):

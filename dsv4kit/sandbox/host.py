@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsv4kit.errors import UserError
-
-# Debian keeps daemons and `ip` in sbin, which an ordinary login may lack.
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+from dsv4kit.packages import SYSTEM_PATH
 
 
 def system_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:

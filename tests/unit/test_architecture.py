@@ -19,7 +19,7 @@ ALLOWED = {
     "trainer": {"config", "errors", "quoting", "trainer"},
     "plugin": {"plugin"},
     "node": {"node", "trainer"},
-    "sandbox": {"config", "errors", "sandbox", "launch"},
+    "sandbox": {"config", "errors", "packages", "sandbox", "launch"},
     "launch": {"config", "errors", "launch", "node", "plan", "quoting", "trainer"},
 }
 NODE_MAY_USE_OF_TRAINER = {

@@ -78,7 +78,7 @@ def main() -> None:
     ]
     measure("python -c pass", lambda: subprocess.run([sys.executable, "-c", "pass"], check=True), "for scale")
     schema_only = [sys.executable, "-c", "import dsv4kit.config.loading"]
-    measure("python -c import of the schema (pydantic)", lambda: subprocess.run(schema_only, check=True), "for scale")
+    measure("python -c import of the schema", lambda: subprocess.run(schema_only, check=True), "for scale")
     measure("plan, from a new process to the text", lambda: subprocess.run(start, check=True), "< 300 ms")
     measure("plan with levers, in process", answer, "")
     measure("five layouts", layouts, "")

@@ -28,9 +28,6 @@ VERBS = {
     "sandbox": "a real Slurm cluster on this machine (needs root)",
 }
 
-# Pydantic otherwise looks through every installed distribution for plugins, 40 ms at each start.
-os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""

@@ -106,9 +106,9 @@ def _calibrate(run_dir: str, site: str | None) -> int:
     from pathlib import Path
 
     import yaml
-    from pydantic import ValidationError
 
     from dsv4kit.config.schema import Settings
+    from dsv4kit.config.section import SettingError
     from dsv4kit.errors import UserError
     from dsv4kit.plan.calibration import calibrate
     from dsv4kit.plan.from_settings import question
@@ -120,7 +120,7 @@ def _calibrate(run_dir: str, site: str | None) -> int:
         site = site or str(frozen["site"]["name"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValidationError, KeyError, TypeError):
+    except (yaml.YAMLError, SettingError, KeyError, TypeError):
         raise UserError(f"{path}: not the run.yaml of a run of this kit") from None
     asked = question(settings)
     if asked is None:

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from dsv4kit.config.schema import Settings
-from dsv4kit.config.site import Site
+from dsv4kit.config.section import Section, SettingError
 from dsv4kit.config.tree import Tree, assign, merge
 from dsv4kit.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from dsv4kit.config.site import Site
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SITES = ROOT / "slurm" / "sites"
 
-M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S", bound=Section)
 
 # Keys of the files that are not settings.
 _NOT_SETTINGS = ("defaults", "for", "bases")
@@ -78,6 +80,8 @@ def find(kind: str, name: str, variable: str) -> Path:
 
 def load_site(name: str) -> Site:
     """The site of that name, or from the file where `name` is a path to a YAML file."""
+    from dsv4kit.config.site import Site
+
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
     tree = load_yaml(path)
     return _validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
@@ -85,11 +89,12 @@ def load_site(name: str) -> Site:
 
 def combinations() -> dict[str, dict[str, str]]:
     """Profile name -> hardware, model and recipe it is for."""
-    found = {}
-    for name in names("profiles"):
-        combination = load_yaml(HERE / "profiles" / f"{name}.yaml")["for"]
-        found[name] = {key: str(combination[key]) for key in ("hardware", "model", "recipe")}
-    return found
+    return {name: _combination(HERE / "profiles" / f"{name}.yaml") for name in names("profiles")}
+
+
+def _combination(path: Path) -> dict[str, str]:
+    combination = load_yaml(path)["for"]
+    return {key: str(combination[key]) for key in ("hardware", "model", "recipe")}
 
 
 def hardware_defaults(hardware: str) -> dict[str, str]:
@@ -134,10 +139,12 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
 def _profile_for(hardware: str, model: str, recipe: str) -> Path:
     """The one profile whose `for:` names these three."""
     wanted = {"hardware": hardware, "model": model, "recipe": recipe}
+    for path in sorted((HERE / "profiles").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8")
+        # Most files are told apart by this, in a tenth of the time.
+        if all(word in text for word in wanted.values()) and _combination(path) == wanted:
+            return path
     known = combinations()
-    for name, combination in known.items():
-        if combination == wanted:
-            return HERE / "profiles" / f"{name}.yaml"
     there = "; ".join(" ".join(c.values()) for c in known.values() if c["hardware"] == hardware)
     raise UserError(f"no profile for HW={hardware} MODEL={model} RECIPE={recipe}; HW={hardware} has: {there}")
 
@@ -156,31 +163,14 @@ def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     return keys
 
 
-def _validate(model: type[M], tree: Tree, sources: Mapping[str, str]) -> M:
-    """`model` from the tree; the first problem becomes one line naming source, key, value and what is allowed."""
+def _validate(section: type[S], tree: Tree, sources: Mapping[str, str]) -> S:
+    """The section from the tree; the first problem becomes one line naming source, key, value and what is allowed."""
     try:
-        return model.model_validate(tree)
-    except ValidationError as error:
-        problem = min(error.errors(), key=lambda e: (e["type"] == "missing", len(e["loc"])))
-    dotted = ".".join(str(part) for part in problem["loc"])
+        return section.model_validate(tree)
+    except SettingError as error:
+        problem = error
+    dotted = ".".join(str(part) for part in problem.location)
     source = sources.get(dotted) or next((s for key, s in sources.items() if key.startswith(f"{dotted}.")), None)
-    source = source or next((s for key, s in sources.items() if dotted.startswith(f"{key}.")), None) or model.__name__
-    if problem["type"] == "extra_forbidden":
-        allowed = _keys_at(model, problem["loc"][:-1])
-        hint = nearest(str(problem["loc"][-1]), allowed)
-        raise UserError(f"{source}: {dotted}: no such key; allowed here: {', '.join(allowed)}{hint}")
-    if problem["type"] == "missing":
-        raise UserError(f"{source}: {dotted}: not set")
-    message = problem["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    raise UserError(f"{source}: {dotted}={problem['input']!r}: {message}")
-
-
-def _keys_at(model: type[BaseModel], location: Sequence[str | int]) -> list[str]:
-    """Field names of the section at `location`."""
-    for part in location:
-        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)
+    source = source or next((s for key, s in sources.items() if dotted.startswith(f"{key}.")), None)
+    value = f"={problem.value!r}" if problem.kind == "value" else ""
+    raise UserError(f"{source or section.__name__}: {dotted}{value}: {problem.message}")

@@ -89,7 +89,7 @@ def test_help_imports_nothing_slow() -> None:
         "for words in [['--help'], *([verb, '--help'] for verb in VERBS)]:\n"
         "    try: parser.parse_args(words)\n"
         "    except SystemExit: pass\n"
-        "print([m for m in ('submitit', 'hydra', 'pydantic', 'jinja2', 'yaml', 'torch') if m in sys.modules])"
+        "print([m for m in ('submitit', 'hydra', 'jinja2', 'yaml', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -53,9 +53,9 @@ def test_a_verl_key_keeps_its_dots() -> None:
     [
         (Override("schedule.stepz", 1, "SET schedule.stepz"), "SET schedule.stepz: schedule.stepz: no such key"),
         (Override("schedule.stepz", 1, "SET"), "(did you mean 'steps'?)"),
-        (Override("schedule.steps", "0", "STEPS=0"), "STEPS=0: schedule.steps='0': input should be greater than 0"),
-        (Override("schedule.steps", "many", "STEPS=many"), "input should be a valid integer"),
-        (Override("schedule.steps", "1.5", "STEPS=1.5"), "input should be a valid integer"),
+        (Override("schedule.steps", "0", "STEPS=0"), "STEPS=0: schedule.steps='0': must be at least 1"),
+        (Override("schedule.steps", "many", "STEPS=many"), "not a whole number"),
+        (Override("schedule.steps", "1.5", "STEPS=1.5"), "not a whole number"),
         (Override("schedule.nodes", "0", "NODES=0"), "NODES=0: schedule.nodes='0'"),
         (
             Override("schedule.time", "soon", "TIME=soon"),

@@ -84,7 +84,7 @@ def load_site(name: str) -> Site:
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
     tree = load_yaml(path)
-    return _validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
+    return validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
 
 
 def combinations() -> dict[str, dict[str, str]]:
@@ -121,7 +121,7 @@ def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Ov
         tree = merge(tree, settings, _shown(path), sources)
     for override in overrides:
         tree = assign(tree, override.key, override.value, override.source, sources)
-    return Resolved(_validate(Settings, tree, sources), sources)
+    return Resolved(validate(Settings, tree, sources), sources)
 
 
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
@@ -163,7 +163,7 @@ def _dotted(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     return keys
 
 
-def _validate(section: type[S], tree: Tree, sources: Mapping[str, str]) -> S:
+def validate(section: type[S], tree: Tree, sources: Mapping[str, str]) -> S:
     """The section from the tree; the first problem becomes one line naming source, key, value and what is allowed."""
     try:
         return section.model_validate(tree)

@@ -33,7 +33,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
     parser = Parser(prog="dsv4kit", description="DeepSeek-V4 post-training on Slurm clusters.")
     parser.add_argument("--version", action="version", version=f"dsv4kit {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
+    # With `prog` given, no usage has to be laid out to find it.
+    subparsers = parser.add_subparsers(
+        dest="verb", metavar="VERB", required=True, parser_class=Parser, prog=parser.prog
+    )
     for verb, line in VERBS.items():
         subparsers.add_parser(verb, help=line, arguments=functools.partial(_add_arguments, verb))
     return parser

@@ -9,8 +9,10 @@ from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
 
 if TYPE_CHECKING:
-    from dsv4kit.plan.calibration import Site
+    from dsv4kit.plan.core import Plan
     from dsv4kit.plan.inputs import Question
+    from dsv4kit.plan.levers import Lever
+    from dsv4kit.plan.site_constants import Site
 
 # As submit refuses what cannot work.
 _IMPOSSIBLE = 3
@@ -24,44 +26,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; 3 where it does not fit."""
-    import json
-
     if args.calibrate:
         return _calibrate(args.calibrate, args.site)
     asked, site_name = _question(args)
     if asked is None:
-        print(json.dumps({"verdict": None}) if args.json else "this model has no geometry: there is nothing to plan")
+        print('{"verdict": null}' if args.json else "this model has no geometry: there is nothing to plan")
         return 0
-    from dsv4kit.plan.calibration import coefficients_for
+    from dsv4kit.plan.site_constants import coefficients_for
 
     site = coefficients_for(site_name)
     return _search(asked, site, args.json) if args.search else _plan(asked, site, args.json, args.explain)
 
 
 def _plan(asked: Question, site: Site, as_json: bool, with_formulas: bool) -> int:
-    import json
-
     from dsv4kit.plan.core import evaluate
-    from dsv4kit.plan.levers import levers
 
     plan = evaluate(asked, site.coefficients, site.points)
     if as_json:
+        import json
+
         from dsv4kit.plan import as_json as form
 
-        print(json.dumps(form.as_json(plan, levers(plan)), indent=2))
+        print(json.dumps(form.as_json(plan, _levers(plan)), indent=2))
     else:
-        from dsv4kit.plan.explain import explain
         from dsv4kit.plan.table import render
 
-        print(render(plan, levers(plan) if plan.verdict.verdict != "fit" or with_formulas else ()))
+        print(render(plan, _levers(plan) if plan.verdict.verdict != "fit" or with_formulas else ()))
         if with_formulas:
+            from dsv4kit.plan.explain import explain
+
             print("\n" + explain(plan))
     return 0 if plan.verdict.fits else _IMPOSSIBLE
 
 
-def _search(asked: Question, site: Site, as_json: bool) -> int:
-    import json
+def _levers(plan: Plan) -> tuple[Lever, ...]:
+    from dsv4kit.plan.levers import levers
 
+    return levers(plan)
+
+
+def _search(asked: Question, site: Site, as_json: bool) -> int:
     from dsv4kit.errors import UserError
     from dsv4kit.plan.checks import check
     from dsv4kit.plan.search import candidate, search
@@ -73,6 +77,8 @@ def _search(asked: Question, site: Site, as_json: bool) -> int:
     except UserError:
         now = None
     if as_json:
+        import json
+
         from dsv4kit.plan.as_json import candidates_json
 
         print(json.dumps({"candidates": candidates_json(found)}, indent=2))

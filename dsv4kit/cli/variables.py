@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.config.values import split_words
 from dsv4kit.errors import UserError, nearest
@@ -15,8 +15,7 @@ VALUE = "DSV4KIT_MAKE_"
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """`name` on the make line, `--option` on the command line; `setting` is the settings key it stands for, if any.
 
     `listed`: the value is a list, `[a,b]` or one item; where `separator` is given, items with that between them too.

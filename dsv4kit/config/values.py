@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from typing import Any
 
 from dsv4kit.errors import UserError
@@ -15,6 +14,8 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 def split_words(text: str, variable: str) -> list[str]:
     """The overrides in one make variable: separated by spaces, with shell quotes around what holds spaces."""
+    import shlex
+
     try:
         return shlex.split(text)
     except ValueError as error:

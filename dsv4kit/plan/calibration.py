@@ -1,44 +1,31 @@
 """Fitted constants of one site, from runs made there.
 
 Each run gives a value for the constants it can tell apart: the base of host memory and the head node's extra, what GPUs
-hold beyond the formula, and the times. Kept per site below `$DSV4KIT_CONFIG` (default `~/.config/dsv4kit`). Of several
-runs the highest memory and the latest times count.
+hold beyond the formula, and the times. `site_constants` plans with what is kept here.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import yaml
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan import geometry as geo
-from dsv4kit.plan.calibrated import PUBLISHED, Point, point_of
-from dsv4kit.plan.coefficients import Coefficient, Coefficients, built_in
+from dsv4kit.plan.calibrated import point_of
+from dsv4kit.plan.coefficients import built_in
 from dsv4kit.plan.core import Memory, Plan, evaluate
 from dsv4kit.plan.inputs import Question
 from dsv4kit.plan.measured import Observation, observe
+from dsv4kit.plan.site_constants import path_of, read_runs
 from dsv4kit.plan.step_time import pipeline_work
 from dsv4kit.plan.units import GB
 
-_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
-_MEMORY = ("host_base_gb", "host_head_extra_gb", "gpu_context_gib")
 _GPU_MEMORY_NUMA_NODES = range(64)
-
-
-@dataclass(frozen=True)
-class Site:
-    """The constants to plan with at a site, and the measured runs they hold for."""
-
-    coefficients: Coefficients
-    points: tuple[Point, ...] = PUBLISHED
 
 
 @dataclass(frozen=True)
@@ -51,28 +38,6 @@ class Compared:
     measured: float
 
 
-def path_of(site: str) -> Path:
-    """Where the site's own constants are kept."""
-    if not _SITE_NAME.match(site):
-        raise UserError(f"site {site!r}: a name of letters, digits, '.', '_' and '-' is needed to keep its calibration")
-    root = os.environ.get("DSV4KIT_CONFIG")
-    base = Path(root) if root else Path.home() / ".config" / "dsv4kit"
-    return base / "calibration" / f"{site}.yaml"
-
-
-def coefficients_for(site: str | None) -> Site:
-    """The built-in constants with the site's own in place of theirs, where there are any."""
-    path = path_of(site) if site and _SITE_NAME.match(site) else None
-    if path is None or not path.is_file():
-        return Site(built_in())
-    runs = _read(path)
-    fitted = _combined(runs)
-    names = ", ".join(run["run"] for run in runs)
-    origin = f"built-in, {len(fitted)} of them fitted at {site} (runs {names})"
-    points = tuple(Point(**run["point"]) for run in runs)
-    return Site(built_in().with_values(fitted, origin), (*points, *PUBLISHED))
-
-
 def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str, float], Path]:
     """Fits the site's constants to the run and stores them; the values, and where they are kept."""
     observation = observe(run_dir, gpu_memory_numa(question))
@@ -81,7 +46,7 @@ def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str
     plan = evaluate(question, built_in())
     values = fit(plan, observation)
     path = path_of(site)
-    runs = [run for run in (_read(path) if path.is_file() else []) if run["run"] != run_dir.name]
+    runs = [run for run in (read_runs(path) if path.is_file() else []) if run["run"] != run_dir.name]
     runs.append({"run": run_dir.name, "point": asdict(point_of(question)), "values": values})
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
@@ -188,34 +153,3 @@ def compare(plan: Plan, observation: Observation) -> tuple[Compared, ...]:
         if times.update_weights_s is not None:
             rows.append(Compared("weight update", "s", plan.step.update_weights_s, times.update_weights_s))
     return tuple(rows)
-
-
-def _combined(runs: list[dict[str, Any]]) -> dict[str, Coefficient]:
-    found: dict[str, tuple[float, str]] = {}
-    for run in runs:
-        for name, value in run["values"].items():
-            is_memory = name.partition(".")[0] in _MEMORY
-            if is_memory and name in found and found[name][0] >= value:
-                continue
-            found[name] = float(value), f"run {run['run']}"
-    known = built_in().by_name
-    return {
-        name: Coefficient(value, known[name].unit if name in known else "", "fitted", source)
-        for name, (value, source) in found.items()
-    }
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        runs = yaml.safe_load(path.read_text(encoding="utf-8"))["runs"]
-        for run in runs:
-            Point(**run["point"])
-            run["values"] = {str(name): float(value) for name, value in run["values"].items()}
-            run["run"] = str(run["run"])
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError):
-        raise UserError(
-            f"{path}: not a calibration file; `dsv4kit plan --calibrate RUN_DIR` writes a new one"
-        ) from None
-    return list(runs)

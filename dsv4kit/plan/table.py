@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from dsv4kit.plan import geometry as geo
-from dsv4kit.plan.core import Plan
-from dsv4kit.plan.gpu_memory import StageMemory
-from dsv4kit.plan.host_memory import NodeMemory
-from dsv4kit.plan.levers import Lever
-from dsv4kit.plan.search import Candidate
+
+if TYPE_CHECKING:
+    from dsv4kit.plan.core import Plan
+    from dsv4kit.plan.gpu_memory import StageMemory
+    from dsv4kit.plan.host_memory import NodeMemory
+    from dsv4kit.plan.levers import Lever
+    from dsv4kit.plan.search import Candidate
 
 WIDTH = 100
 _BAR = 50
@@ -52,6 +54,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _wrapped(text: str, first: str = "", rest: str = "  ") -> str:
+    import textwrap
+
     return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest)
 
 

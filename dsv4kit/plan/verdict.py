@@ -153,9 +153,9 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
 
 def for_settings(settings: Settings, site_name: str) -> Verdict | None:
     """The verdict on a resolved profile at a site, or None where the model has no geometry to plan with."""
-    from dsv4kit.plan.calibration import coefficients_for
     from dsv4kit.plan.core import evaluate
     from dsv4kit.plan.from_settings import question
+    from dsv4kit.plan.site_constants import coefficients_for
 
     asked = question(settings)
     if asked is None:

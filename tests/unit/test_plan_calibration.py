@@ -10,9 +10,10 @@ import yaml
 from plan_cases import BUILT_IN, PRO_GB200, PRO_H100
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan.calibration import calibrate, coefficients_for, compare, path_of
+from dsv4kit.plan.calibration import calibrate, compare
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.measured import observe
+from dsv4kit.plan.site_constants import coefficients_for, path_of
 
 MIB = 2**20
 

@@ -1,0 +1,164 @@
+"""The stacks of `containers/stack.yaml`: everything an image has inside, typed and checked."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+from dsv4kit.config.loading import ROOT, hardware_defaults, load_yaml, validate
+from dsv4kit.config.section import Check, Section, setting
+from dsv4kit.errors import UserError, nearest
+
+FILE = ROOT / "containers" / "stack.yaml"
+_SHOWN = str(FILE.relative_to(ROOT))
+
+# On the package index these are something else: a web toolkit of 2013, and two empty releases.
+NOT_ON_THE_INDEX = ("apex", "deep-ep", "deep-gemm")
+
+_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[a-z0-9_,-]+\])?\Z")
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def canonical(name: str) -> str:
+    """A package's name as indexes compare it: `Flash_MLA[x]>1` is `flash-mla`."""
+    match = _REQUIREMENT.match(name)
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else name
+
+
+def _matching(pattern: str, what: str) -> Callable[[Any], object]:
+    def check(text: str | None) -> str | None:
+        if text is not None and not re.fullmatch(pattern, text, re.ASCII):
+            raise ValueError(what)
+        return text
+
+    return check
+
+
+_sha = _matching(
+    r"[0-9a-f]{40}", "a full commit sha has 40 digits of 0-9 and a-f; branches, tags and abbreviations can move"
+)
+_commit = _matching(r"[0-9a-f]{7,40}", "a commit is 7 to 40 digits of 0-9 and a-f")
+_digest = _matching(r"sha256:[0-9a-f]{64}", "a digest is sha256: and 64 digits of 0-9 and a-f")
+_version = _matching(r"[0-9][0-9A-Za-z.+!]*", "one exact version")
+_url = _matching(r"https://[A-Za-z0-9./_-]+", "an https address of a git repository")
+_variable = _matching(r"[A-Z][A-Z0-9_]*_SHA", "a variable's name ends in _SHA")
+
+
+def _from_index(names: dict[str, Any]) -> dict[str, Any]:
+    for name in names:
+        if not _NAME.match(name):
+            raise ValueError(f"{name!r} is no package name")
+        if canonical(name) in NOT_ON_THE_INDEX:
+            raise ValueError(f"{name!r} is something else on the package index; take it from git, at a sha")
+    return names
+
+
+Role = Literal["install", "compile", "dependencies"]
+
+
+class Base(Section):
+    """The image everything is built on."""
+
+    image: str = setting(description="repository and tag")
+    digest: Annotated[str | None, Check(_digest)] = setting(
+        description="null: not known here, BASE_IMAGE has to say it"
+    )
+    reason: str
+
+
+class Package(Section):
+    """One package of the index that is asked for by name."""
+
+    version: Annotated[str, Check(_version)] = setting(description="exact")
+    role: Role = setting(
+        default="install",
+        description="`compile`: an sdist, compiled in the image; `dependencies`: only what it asks for",
+    )
+    reason: str
+
+
+class GitSource(Section):
+    """One package that is built from a commit."""
+
+    url: Annotated[str, Check(_url)]
+    sha: Annotated[str | None, Check(_sha)] = None
+    variable: Annotated[str | None, Check(_variable)] = setting(
+        default=None, description="build variable that has to give the sha, where it is not known here"
+    )
+    contains: list[Annotated[str, Check(_commit)]] = setting(default=[], description="commits it has to descend from")
+    submodules: list[str] = setting(default=[], description="fetched too, at the commits it records")
+    role: Literal["install", "compile"]
+    reason: str
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """A commit that is known, or one that is asked for."""
+        if (self.sha is None) == (self.variable is None):
+            yield "sha", "either a full commit sha, or the `variable` it has to be given in"
+
+
+class Import(Section):
+    """One thing that has to be importable in the image."""
+
+    driver: bool = setting(default=False, description="may need a GPU's driver already when it is imported")
+    reason: str
+
+
+class Stack(Section):
+    """Everything inside one kind of image."""
+
+    name: str
+    description: str
+    recipe: Literal["grpo", "sft"] = setting(description="what it is for")
+    hardware: list[str]
+    python: Literal["3.10", "3.11", "3.12"]
+    verl: str = setting(description="row of trainer/features.yaml that the verl inside has to show")
+    base: Base
+    system_site_packages: bool = setting(default=False, description="the base's Python packages stay visible")
+    system: dict[str, str] = setting(description="distribution package: why")
+    locks: list[str] = setting(default=[], description="locks made by hand, in this order; none: one per architecture")
+    index: Annotated[dict[str, Package], Check(_from_index)] = setting(default={})
+    overrides: dict[str, str] = setting(default={}, description="requirement that stands for all on its package: why")
+    caps: dict[str, str] = setting(default={}, description="bound on what nothing asks for by name: why")
+    never: dict[str, str] = setting(default={}, description="package kept out of the lock: why")
+    metadata: dict[str, list[str]] = setting(default={}, description="sdist: what its own metadata would ask for")
+    git: dict[str, GitSource] = setting(default={})
+    imports: dict[str, Import]
+
+    def rules(self) -> Iterator[tuple[str, str]]:
+        """One way of locking; nothing that is pinned twice."""
+        if bool(self.locks) == bool(self.index):
+            yield "index", "either packages of the index, or `locks` made by hand"
+        for name in sorted({canonical(name) for name in self.never} & {canonical(name) for name in self.index}):
+            yield "never", f"{name} is asked for under `index`"
+
+    @property
+    def variables(self) -> dict[str, GitSource]:
+        """What has to be given for a build: commits that are not known here."""
+        return {source.variable: source for source in self.git.values() if source.variable}
+
+
+@functools.cache
+def stacks() -> dict[str, Stack]:
+    """All stacks by name. Raises UserError for what is wrong in the file, in one line."""
+    found = {}
+    for name, tree in load_yaml(FILE).items():
+        if not isinstance(tree, dict):
+            raise UserError(f"{_SHOWN}: {name}: expected keys and values")
+        found[str(name)] = validate(Stack, {**tree, "name": str(name)}, dict.fromkeys(tree, f"{_SHOWN}: {name}"))
+    return found
+
+
+def stack_for(hardware: str, name: str | None = None) -> Stack:
+    """The stack of that name, or the one for what the hardware trains by default."""
+    recipe = hardware_defaults(hardware)["recipe"]
+    fitting = {key: stack for key, stack in stacks().items() if hardware in stack.hardware}
+    if name is None:
+        return next(stack for stack in fitting.values() if stack.recipe == recipe)
+    if name not in fitting:
+        known = ", ".join(fitting)
+        raise UserError(
+            f"STACK={name!r}: no stack of that name for HW={hardware}; allowed: {known}{nearest(name, fitting)}"
+        )
+    return fitting[name]

@@ -21,7 +21,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
         "verdict": plan.verdict.verdict,
         "reasons": list(plan.verdict.reasons),
         "warnings": list(plan.verdict.warnings),
-        "question": vars(point_of(q)) | {"gpus_per_node": q.parallel.gpus_per_node, "mtp": q.mtp},
+        "question": point_of(q)._asdict() | {"gpus_per_node": q.parallel.gpus_per_node, "mtp": q.mtp},
         "coefficients": plan.coefficients.origin,
         "extrapolated": list(plan.memory_extrapolated),
         "model": {
@@ -94,7 +94,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
             "extrapolated": list(plan.step.extrapolated),
         },
         "segment": _segment(plan.segment) | {"warm": _segment(plan.segment_warm)},
-        "levers": [vars(lever) for lever in levers],
+        "levers": [lever._asdict() for lever in levers],
     }
 
 

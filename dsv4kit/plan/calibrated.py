@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan.inputs import Levers, Question
 from dsv4kit.plan.shards import layout_of
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One measured run."""
 
     hardware: str

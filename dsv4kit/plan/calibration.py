@@ -7,9 +7,9 @@ hold beyond the formula, and the times. `site_constants` plans with what is kept
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import yaml
 
@@ -28,8 +28,7 @@ _REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
 _GPU_MEMORY_NUMA_NODES = range(64)
 
 
-@dataclass(frozen=True)
-class Compared:
+class Compared(NamedTuple):
     """One predicted number beside the measured one."""
 
     what: str
@@ -47,7 +46,7 @@ def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str
     values = fit(plan, observation)
     path = path_of(site)
     runs = [run for run in (read_runs(path) if path.is_file() else []) if run["run"] != run_dir.name]
-    runs.append({"run": run_dir.name, "point": asdict(point_of(question)), "values": values})
+    runs.append({"run": run_dir.name, "point": point_of(question)._asdict(), "values": values})
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(yaml.safe_dump({"site": site, "runs": runs}, sort_keys=False), encoding="utf-8")

@@ -7,7 +7,7 @@ optimizer (Megatron-LM `distrib_optimizer.py`); `extra` is random state, a few M
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan import geometry as geo
@@ -18,8 +18,7 @@ KNOWN = ("model", "optimizer", "extra")
 _EXTRA_GB = 0.005
 
 
-@dataclass(frozen=True)
-class CheckpointSize:
+class CheckpointSize(NamedTuple):
     """One checkpoint; `parts_gb` by content."""
 
     contents: tuple[str, ...]

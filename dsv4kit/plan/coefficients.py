@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -18,8 +17,7 @@ BUILT_IN = Path(__file__).with_name("coefficients.yaml")
 NEAREST = {"h100": "h100", "h200": "h100", "gb200": "gb200", "b200": "gb200", "gb300": "gb200"}
 
 
-@dataclass(frozen=True)
-class Coefficient:
+class Coefficient(NamedTuple):
     """One constant."""
 
     value: float
@@ -28,8 +26,7 @@ class Coefficient:
     source: str
 
 
-@dataclass(frozen=True)
-class Coefficients:
+class Coefficients(NamedTuple):
     """All constants by name; `origin` says which site's, where not the built-in ones alone."""
 
     by_name: Mapping[str, Coefficient]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan import checks
 from dsv4kit.plan.calibrated import MEMORY, PUBLISHED, Point, extrapolated
@@ -19,8 +19,7 @@ from dsv4kit.plan.step_time import StepTime, step_time, transfer_s
 from dsv4kit.plan.verdict import Verdict, judge
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """What is held where."""
 
     shares: tuple[Share, ...]
@@ -39,8 +38,7 @@ class Memory:
         return max(self.nodes, key=lambda node: node.physical_gb)
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Everything the planner knows about one question."""
 
     question: Question

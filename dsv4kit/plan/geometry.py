@@ -7,6 +7,7 @@ The sums agree with what is published to the rounding of the publication (tests/
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 SWA, CSA, HCA = 0, 4, 128
 KIND_NAMES = {SWA: "SWA", CSA: "CSA", HCA: "HCA"}
@@ -143,8 +144,7 @@ def layer_released_bytes(g: Geometry, ratio: int) -> float:
     return fp8 * FP8_BYTES + bf16 * BF16_BYTES + fp32 * FP32_BYTES
 
 
-@dataclass(frozen=True)
-class Totals:
+class Totals(NamedTuple):
     """Sums over the model; `active` counts what one token passes through, without the embedding look-up."""
 
     main: int

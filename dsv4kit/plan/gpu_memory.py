@@ -15,7 +15,7 @@ streams wide) per layer and micro-batch in flight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan.coefficients import Coefficients
 from dsv4kit.plan.inputs import Levers, Question
@@ -25,8 +25,7 @@ from dsv4kit.plan.units import GIB
 REFERENCE_HIDDEN = 7168
 
 
-@dataclass(frozen=True)
-class StageMemory:
+class StageMemory(NamedTuple):
     """One GPU of a stage, GiB; `need` adds what torch does not count."""
 
     share: Share

@@ -10,7 +10,7 @@ half as much again. Plans are made on physical bytes; `reported_gb` is what the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan import geometry as geo
 from dsv4kit.plan.coefficients import Coefficients
@@ -23,8 +23,7 @@ _REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
 _OBJECT_STORE_IN_BASE_GIB = 32.0
 
 
-@dataclass(frozen=True)
-class NodeMemory:
+class NodeMemory(NamedTuple):
     """One kind of node, GB each; `nodes` of it are equal in all but rounding."""
 
     role: str
@@ -78,8 +77,7 @@ def pinned_bytes(size: int, levers: Levers) -> int:
     return size if threshold is not None and size > threshold * MIB else power_of_two_ceil(size)
 
 
-@dataclass(frozen=True)
-class _PerGpu:
+class _PerGpu(NamedTuple):
     """One GPU's bytes on the host."""
 
     optimizer: float
@@ -180,9 +178,7 @@ def _merged(found: Sequence[NodeMemory]) -> tuple[NodeMemory, ...]:
     head, *rest = found
     for index, other in enumerate(rest):
         if other.stages == head.stages and abs(other.physical_gb - head.physical_gb) < 0.5:
-            merged = NodeMemory(
-                **{**vars(head), "nodes": head.nodes + other.nodes, "role": f"{other.role}, one is head"}
-            )
+            merged = head._replace(nodes=head.nodes + other.nodes, role=f"{other.role}, one is head")
             return (merged, *rest[:index], *rest[index + 1 :])
     return tuple(found)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan import geometry as geo
@@ -25,8 +25,7 @@ _GROUP = re.compile(r"\(([^()]*)\)\*([0-9]+)|([EtmL|])\*([0-9]+)|([EtmL|])")
 _MAX_SYMBOLS = 10_000
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(NamedTuple):
     """What a layout has to hold."""
 
     pipeline: int
@@ -35,8 +34,7 @@ class Rules:
     mtp_layers: int
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """What one pipeline rank holds; `layers` are indices of decoder layers."""
 
     embedding: bool
@@ -45,8 +43,7 @@ class Stage:
     head: bool
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """What embedding, head and MTP count in a stage, in decoder layers."""
 
     embedding: float = 0.5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan import checks
@@ -18,8 +19,7 @@ from dsv4kit.plan.verdict import Word, gpu_word, host_word, worst
 _MAX_UTILIZATION = 0.7
 
 
-@dataclass(frozen=True)
-class Lever:
+class Lever(NamedTuple):
     """One change: how to make it, and what the fullest GPU and node would then hold."""
 
     change: str

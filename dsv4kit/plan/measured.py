@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from dsv4kit.plan.units import GB, MIB
 
@@ -18,8 +18,7 @@ _NODE_FILES = "segments/*/attempt-*/nodes/*.csv"
 _METRIC_FILES = "segments/*/attempt-*/metrics*.jsonl"
 
 
-@dataclass(frozen=True)
-class Peaks:
+class Peaks(NamedTuple):
     """Peaks of one node: host memory in GB, the fullest of its GPUs in GiB (None where there is none)."""
 
     node: str
@@ -27,8 +26,7 @@ class Peaks:
     gpu_gib: float | None
 
 
-@dataclass(frozen=True)
-class Times:
+class Times(NamedTuple):
     """Seconds; medians over all steps but the first of each attempt. None where verl logged nothing of it."""
 
     steady_s: float
@@ -37,8 +35,7 @@ class Times:
     first_s: float | None
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(NamedTuple):
     """One run."""
 
     run: str

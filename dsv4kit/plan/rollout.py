@@ -7,7 +7,7 @@ parallel rank and tensor parallelism does not split it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan import geometry as geo
 from dsv4kit.plan.coefficients import Coefficients
@@ -20,8 +20,7 @@ _MAIN_ENTRY = {1: 584, 2: 1024}
 _INDEX_ENTRY = {1: 132, 2: 256}
 
 
-@dataclass(frozen=True)
-class RolloutMemory:
+class RolloutMemory(NamedTuple):
     """One GPU of a replica, GB."""
 
     replicas: int

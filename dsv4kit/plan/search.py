@@ -7,7 +7,8 @@ Rollout and actor share nothing but the GPUs, so each is searched alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan import checks
@@ -27,8 +28,7 @@ _MAX_EXPERT_RANKS = 64
 _WORDS = ("fit", "tight", "no")
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One legal layout and what it comes to."""
 
     question: Question

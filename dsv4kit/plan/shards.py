@@ -6,15 +6,14 @@ its nodes are contiguous too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan import geometry as geo
 from dsv4kit.plan.inputs import Question
 from dsv4kit.plan.layout import Rules, Stage, check, generate, weights_for
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """One GPU of a pipeline stage: parameters it holds, and those whose optimizer state it owns (`state`)."""
 
     stage: int

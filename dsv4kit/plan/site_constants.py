@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -22,8 +21,7 @@ _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _MEMORY = ("host_base_gb", "host_head_extra_gb", "gpu_context_gib")
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """The constants to plan with at a site, and the measured runs they hold for."""
 
     coefficients: Coefficients

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4kit.plan import geometry as geo
 from dsv4kit.plan.calibrated import PUBLISHED, TIME, Point, extrapolated
@@ -24,8 +24,7 @@ _REFERENCE_ACTIVE = 13.27e9
 _SHALLOW_PIPELINE = 4
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one step; `first_s` with an empty kernel cache, `first_warm_s` with a full one."""
 
     generation_s: float

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dsv4kit.plan import geometry as geo
 from dsv4kit.plan.coefficients import Coefficients
@@ -24,8 +23,7 @@ _FULLY_RESHARDABLE_LIMIT = 0.5e12
 _CROWDED = 0.9
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The verdict; `reasons` say what decided it, `warnings` what to know besides."""
 
     verdict: Word

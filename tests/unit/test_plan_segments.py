@@ -28,7 +28,7 @@ def test_steps_of_a_segment_with_a_cold_cache(timing, hours, steps, useful):
 
 @pytest.mark.parametrize(("timing", "steps"), [(H100, 17), (GB200, 12)])
 def test_a_warm_cache_makes_room_for_more(timing, steps):
-    warm = replace(timing, first_s=timing.steady_s)
+    warm = timing._replace(first_s=timing.steady_s)
     assert steps_within(4 * HOUR, 10, warm) == steps
 
 

@@ -1,0 +1,183 @@
+"""The directory an engine builds an image from: the Dockerfile, and everything it copies."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsv4kit.config.loading import ROOT
+from dsv4kit.config.schema import Hardware
+from dsv4kit.errors import UserError, nearest
+from dsv4kit.image import locks
+from dsv4kit.image.render import architecture_of, hardware_of, render_stack, requirements_of
+from dsv4kit.image.stack import Stack, stack_for
+
+# Of the kit: all that checks and trains; of its libraries: what the agents are started with.
+_KIT = ("dsv4kit", "containers/chat-templates")
+_LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
+# Whatever builds on this machine alone needs no digest: it is the user's own.
+_LOCAL = "localhost/"
+# 1 January 1980, the earliest a zip can hold.
+_TIME_S = 315532800
+_OPTIONAL = ("MAX_JOBS", "NVCC_THREADS", "TORCH_INDEX")
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What an engine is given. `stack_hash`: of everything that decides what is inside, the kit's own copy aside."""
+
+    directory: Path
+    hardware: str
+    stack: str
+    architecture: str
+    stack_hash: str
+    tag: str
+    base_image: str
+    build_args: Mapping[str, str]
+
+    @property
+    def dockerfile(self) -> Path:
+        """Rendered for this hardware."""
+        return self.directory / "Dockerfile"
+
+
+def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) -> BuildContext:
+    """Writes the context into `directory`, which is made, and must be empty where it exists.
+
+    `variables`: BASE_IMAGE and the commits the stack asks for (`Stack.variables`), where the stack does not know them;
+    STACK, MAX_JOBS, NVCC_THREADS, TORCH_INDEX where they are wanted. Raises UserError for what is missing or not exact,
+    before anything is written.
+    """
+    given = {name: value for name, value in variables.items() if value}
+    machine = hardware_of(hardware)
+    stack = stack_for(hardware, given.pop("STACK", None))
+    build_args = _build_args(stack, machine, given)
+    files = {"Dockerfile": render_stack(machine, stack), **_requirements(stack, machine)}
+    digest = hashlib.sha256()
+    decisive = {name: value for name, value in build_args.items() if name not in _OPTIONAL}
+    for name, content in sorted({**files, "build-args": json.dumps(decisive, sort_keys=True)}.items()):
+        digest.update(f"{name} {len(content.encode())}\n{content}".encode())
+    stack_hash = digest.hexdigest()
+    files["image.json"] = _facts(stack, machine, stack_hash, build_args)
+    if directory.exists() and any(directory.iterdir()):
+        raise UserError(f"{directory}: not empty; a build context is written into a directory of its own")
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(content, encoding="utf-8")
+    _copy_kit(directory / "kit")
+    _same_whenever_it_is_written(directory)
+    return BuildContext(
+        directory=directory,
+        hardware=hardware,
+        stack=stack.name,
+        architecture=architecture_of(machine),
+        stack_hash=stack_hash,
+        tag=f"{_LOCAL}dsv4kit-{hardware}:{stack.name}-{stack_hash[:12]}",
+        base_image=build_args["BASE_IMAGE"],
+        build_args={**build_args, "STACK_HASH": stack_hash, "KIT_REVISION": kit_revision()},
+    )
+
+
+def _build_args(stack: Stack, hardware: Hardware, given: Mapping[str, str]) -> dict[str, str]:
+    known = ["BASE_IMAGE", *stack.variables, "STACK", *_OPTIONAL]
+    for name in given:
+        if name not in known:
+            raise UserError(
+                f"{name}: no build variable of stack {stack.name}; allowed: {', '.join(known)}{nearest(name, known)}"
+            )
+    found = {"BASE_IMAGE": _base(stack, given.get("BASE_IMAGE"))}
+    for name, source in stack.variables.items():
+        sha = given.get(name)
+        if sha is None:
+            after = f" that has {', '.join(source.contains)}" if source.contains else ""
+            raise UserError(f"{name}: not set; the full sha of a commit of {source.url}{after}: {source.reason}")
+        if not re.fullmatch(r"[0-9a-f]{40}", sha):
+            raise UserError(
+                f"{name}={sha!r}: not a full commit sha (40 digits of 0-9 and a-f); a branch moves, and no image could"
+                f" be built twice: git ls-remote {source.url}"
+            )
+        found[name] = sha
+    for name in ("MAX_JOBS", "NVCC_THREADS"):
+        if name in given and not re.fullmatch(r"[1-9][0-9]{0,3}", given[name]):
+            raise UserError(f"{name}={given[name]!r}: a number from 1 to 9999")
+    return found | {name: given[name] for name in _OPTIONAL if name in given}
+
+
+def _base(stack: Stack, given: str | None) -> str:
+    """The base image by its digest, or one of this machine's own."""
+    base = stack.base
+    if given is None and base.digest:
+        return f"{base.image}@{base.digest}"
+    how = f"skopeo inspect --format '{{{{.Digest}}}}' docker://{base.image} prints the digest"
+    if given is None:
+        raise UserError(f"BASE_IMAGE: not set; {base.image}@sha256:... is wanted; {how}")
+    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", given):
+        raise UserError(f"BASE_IMAGE={given!r}: not the name of an image; {base.image}@sha256:... is wanted; {how}")
+    if "@" not in given and not given.startswith(_LOCAL):
+        raise UserError(f"BASE_IMAGE={given!r}: without a digest it can mean another image tomorrow; {how}")
+    return given
+
+
+def _requirements(stack: Stack, hardware: Hardware) -> dict[str, str]:
+    """The files of packages, under their names in the context."""
+    if stack.locks:
+        texts = [(locks.DIRECTORY / name).read_text(encoding="utf-8") for name in stack.locks]
+        return dict(zip(requirements_of(stack), texts, strict=True))
+    parts = locks.split(stack, locks.read(stack, architecture_of(hardware)))
+    return {name: parts[name.rpartition("/")[2]] for name in requirements_of(stack)}
+
+
+def _facts(stack: Stack, hardware: Hardware, stack_hash: str, build_args: Mapping[str, str]) -> str:
+    """What the image is told about itself, for the checks at the end of its build."""
+    facts = {
+        "hardware": hardware.name,
+        "device": hardware.device,
+        "architecture": architecture_of(hardware),
+        "stack": stack.name,
+        "stack_hash": stack_hash,
+        "base_image": build_args["BASE_IMAGE"],
+        "verl": stack.verl,
+        "git": {name: source.sha or build_args[str(source.variable)] for name, source in stack.git.items()},
+        "imports": {name: needed.driver for name, needed in stack.imports.items()},
+    }
+    return json.dumps(facts, indent=2) + "\n"
+
+
+def _copy_kit(destination: Path) -> None:
+    ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "test_*")
+    for name in _KIT:
+        shutil.copytree(ROOT / name, destination / name, ignore=ignore)
+    for name in _LIBRARIES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise UserError(f"{name}: not installed; run `make setup`")
+        source = Path(spec.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, destination / name, ignore=ignore)
+        else:
+            shutil.copy2(source, destination)
+
+
+def _same_whenever_it_is_written(directory: Path) -> None:
+    """Times and modes that depend on content alone: engines look at them too when they ask whether a layer changed."""
+    for path in [*directory.rglob("*"), directory]:
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+        os.utime(path, (_TIME_S, _TIME_S))
+
+
+def kit_revision() -> str:
+    """The kit's own commit, with `-dirty` where files differ from it; empty outside a git clone."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,78 @@
+"""The Dockerfile of one hardware, rendered from `templates/Dockerfile.j2`."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Mapping
+
+import jinja2
+
+from dsv4kit.config.loading import ROOT, find, load_yaml
+from dsv4kit.config.schema import Hardware
+from dsv4kit.image.stack import GitSource, Stack, stack_for
+
+# CUDA's name of a platform's directories.
+_CUDA_TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
+
+
+def _of_role(sources: Mapping[str, GitSource], role: str) -> dict[str, GitSource]:
+    return {name: source for name, source in sources.items() if source.role == role}
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """An unknown variable is an error, never an empty text."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ROOT / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.filters["of_role"] = _of_role
+    return made
+
+
+def hardware_of(name: str) -> Hardware:
+    """The hardware of that name, as its file describes it."""
+    return Hardware.model_validate(load_yaml(find("hardware", name, "HW"))["hardware"])
+
+
+def architecture_of(hardware: Hardware) -> str:
+    """`x86_64` or `aarch64`; this machine's where the hardware is any."""
+    return hardware.cpu_architecture or platform.machine()
+
+
+def requirements_of(stack: Stack) -> list[str]:
+    """The files of packages an image installs, in this order, as they are named in the build's context."""
+    if stack.locks:
+        return [f"requirements/{name}" for name in stack.locks]
+    return [f"requirements/{name}" for name in ("build.txt", "packages.txt", "compiled.txt")]
+
+
+def render(hardware: str, stack: str | None = None) -> str:
+    """The Dockerfile. `stack`: another one than the hardware's usual. Raises UserError for an unknown name."""
+    return render_stack(hardware_of(hardware), stack_for(hardware, stack))
+
+
+def render_stack(hardware: Hardware, stack: Stack) -> str:
+    """The Dockerfile of a stack on a hardware."""
+    base, sm = stack.base, hardware.sm_architecture
+    return (
+        environment()
+        .get_template("Dockerfile.j2")
+        .render(
+            hardware=hardware,
+            stack=stack,
+            gpu=hardware.device == "cuda",
+            architecture=architecture_of(hardware),
+            base_image=f"{base.image}@{base.digest}" if base.digest else "",
+            interpreter=f"python{stack.python}" if f"python{stack.python}" in stack.system else "python3",
+            site_packages=f"/opt/venv/lib/python{stack.python}/site-packages",
+            requirements=requirements_of(stack),
+            compiled_packages=[name for name, package in stack.index.items() if package.role == "compile"],
+            cuda_arch=f"{sm // 10}.{sm % 10}" if sm else None,
+            cuda_target=_CUDA_TARGETS[architecture_of(hardware)],
+        )
+    )

@@ -25,6 +25,7 @@ VERBS = {
     "resume": "go on with a run",
     "cancel": "end a run",
     "profiles": "list profiles, or show one",
+    "image": "container images: what is inside, how they are built",
     "sandbox": "a real Slurm cluster on this machine (needs root)",
 }
 

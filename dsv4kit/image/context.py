@@ -61,12 +61,9 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
     stack = stack_for(hardware, given.pop("STACK", None))
     build_args = _build_args(stack, machine, given)
     files = {"Dockerfile": render_stack(machine, stack), **_requirements(stack, machine)}
-    digest = hashlib.sha256()
-    decisive = {name: value for name, value in build_args.items() if name not in _OPTIONAL}
-    for name, content in sorted({**files, "build-args": json.dumps(decisive, sort_keys=True)}.items()):
-        digest.update(f"{name} {len(content.encode())}\n{content}".encode())
-    stack_hash = digest.hexdigest()
-    files["image.json"] = _facts(stack, machine, stack_hash, build_args)
+    facts = _facts(stack, machine, build_args)
+    stack_hash = _hash({**files, "image.json": json.dumps(facts, sort_keys=True)})
+    files["image.json"] = json.dumps({**facts, "stack_hash": stack_hash}, indent=2) + "\n"
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory}: not empty; a build context is written into a directory of its own")
     for name, content in files.items():
@@ -135,20 +132,28 @@ def _requirements(stack: Stack, hardware: Hardware) -> dict[str, str]:
     return {name: parts[name.rpartition("/")[2]] for name in requirements_of(stack)}
 
 
-def _facts(stack: Stack, hardware: Hardware, stack_hash: str, build_args: Mapping[str, str]) -> str:
+def _hash(files: Mapping[str, str]) -> str:
+    """One for names and contents together."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name} {len(content.encode())}\n{content}".encode())
+    return digest.hexdigest()
+
+
+def _facts(stack: Stack, hardware: Hardware, build_args: Mapping[str, str]) -> dict[str, object]:
     """What the image is told about itself, for the checks at the end of its build."""
-    facts = {
+    return {
         "hardware": hardware.name,
         "device": hardware.device,
+        "recipe": stack.recipe,
         "architecture": architecture_of(hardware),
         "stack": stack.name,
-        "stack_hash": stack_hash,
         "base_image": build_args["BASE_IMAGE"],
         "verl": stack.verl,
         "git": {name: source.sha or build_args[str(source.variable)] for name, source in stack.git.items()},
+        "contains": {name: source.contains for name, source in stack.git.items() if source.contains},
         "imports": {name: needed.driver for name, needed in stack.imports.items()},
     }
-    return json.dumps(facts, indent=2) + "\n"
 
 
 def _copy_kit(destination: Path) -> None:

@@ -1,0 +1,168 @@
+"""What is in an image, proved at the end of its build and written down: `python -m dsv4kit.image.manifest DIRECTORY`.
+
+Runs inside the image, on a build host that need not have a GPU. Reads `image.json` and `shas/` in the directory, writes
+`manifest.json`; anything that does not hold is one line on stderr, exit status 1, and no manifest.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Raised when a reader of older manifests would go wrong.
+FORMAT = 1
+_IMPORT_LIMIT_S = 900
+# How Python, CUDA and their libraries say that there is no driver; anything else is a defect of the image.
+_NO_DRIVER = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "found no nvidia driver",
+    "no cuda gpus are available",
+    "no cuda-capable device",
+    "cuda driver version is insufficient",
+    "stub library",
+    "cuda error: system has unsupported",
+)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How an import went: `works`, `works with a stub of the driver`, `needs a driver` (none is here), or `fails`."""
+
+    how: str
+    said: str = ""
+
+
+def try_import(name: str, may_need_driver: bool, stub: Path | None = None) -> Imported:
+    """Imports `module` or `module:attribute` in a process of its own. `stub`: a stand-in for the driver's library."""
+    tried = _import(name, {})
+    if tried is None:
+        return Imported("works")
+    if not may_need_driver or Path("/dev/nvidiactl").exists() or not _is_about_driver(tried):
+        return Imported("fails", tried)
+    if stub is not None:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "libcuda.so.1").symlink_to(stub)
+            path = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), directory]))
+            again = _import(name, {"LD_LIBRARY_PATH": path})
+        if again is None:
+            return Imported("works with a stub of the driver")
+        if not _is_about_driver(again):
+            return Imported("fails", again)
+    return Imported("needs a driver", tried)
+
+
+def _import(name: str, environment: Mapping[str, str]) -> str | None:
+    """None where it works, else the last line that was said."""
+    module, _, attribute = name.partition(":")
+    code = "import importlib, sys; m = importlib.import_module(sys.argv[1]); sys.argv[2] and getattr(m, sys.argv[2])"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, module, attribute],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_IMPORT_LIMIT_S,
+            env={**os.environ, **environment},
+        )
+    except subprocess.TimeoutExpired:
+        return f"not imported after {_IMPORT_LIMIT_S} s"
+    if done.returncode == 0:
+        return None
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1][:400] if lines else f"ended with {done.returncode}"
+
+
+def _is_about_driver(said: str) -> bool:
+    lowered = said.lower()
+    return any(sign in lowered for sign in _NO_DRIVER)
+
+
+def driver_stub() -> Path | None:
+    """The CUDA toolkit's stub of the driver's library."""
+    root = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    return next(iter(sorted(root.glob("targets/*/lib/stubs/libcuda.so"))), None)
+
+
+def packages() -> dict[str, str]:
+    """Version of every Python package that can be imported, by canonical name."""
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        name = distribution.metadata["Name"]
+        if name:
+            found.setdefault(name.lower().replace("_", "-").replace(".", "-"), distribution.version)
+    return dict(sorted(found.items()))
+
+
+def complaints() -> list[str]:
+    """What `pip check` says: requirements that the stack overrides on purpose, and whatever else does not fit."""
+    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    return sorted(line for line in done.stdout.splitlines() if line and not line.startswith("No broken"))
+
+
+def sha_problems(facts: Mapping[str, Any], shas: Mapping[str, str]) -> list[str]:
+    """Where the sources that were built differ from those that were asked for."""
+    wanted: Mapping[str, str] = facts["git"]
+    return [
+        f"{name}: built from {shas.get(name)}, asked for {sha}" for name, sha in wanted.items() if shas.get(name) != sha
+    ]
+
+
+def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """(the manifest, what does not hold)."""
+    from dsv4kit.image import probes
+
+    facts = json.loads((directory / "image.json").read_text(encoding="utf-8"))
+    problems = []
+    if platform.machine() != facts["architecture"]:
+        problems.append(f"built on {platform.machine()}, the hardware is {facts['architecture']}")
+    shas = {file.name: file.read_text().strip() for file in sorted(directory.glob("shas/*"))}
+    problems += sha_problems(facts, shas)
+    stub = driver_stub()
+    imports = {name: try_import(name, driver, stub) for name, driver in facts["imports"].items()}
+    problems += [f"import {name}: {tried.said}" for name, tried in imports.items() if tried.how == "fails"]
+    problems += probes.feature_problems(facts["verl"])
+    profiles, wrong = probes.profile_problems(facts["hardware"], facts["recipe"], facts["verl"], facts["device"])
+    problems += wrong
+    manifest = {
+        "format": FORMAT,
+        **{name: facts[name] for name in ("hardware", "architecture", "stack", "stack_hash", "base_image")},
+        "python": platform.python_version(),
+        "git": shas,
+        "features": {"verl": facts["verl"], **probes.features(facts["verl"]), "contains": facts["contains"]},
+        "profiles": profiles,
+        "imports": {name: tried.how for name, tried in imports.items()},
+        "complaints": complaints(),
+        "packages": packages(),
+    }
+    return manifest, problems
+
+
+def main(arguments: list[str]) -> int:
+    """Examines and writes; 1 where something does not hold."""
+    directory = Path(arguments[0])
+    manifest, problems = examine(directory)
+    for problem in problems:
+        print(f"dsv4kit: {problem}", file=sys.stderr)
+    for name, how in manifest["imports"].items():
+        print(f"dsv4kit: import {name}: {how}")
+    if problems:
+        return 1
+    written = directory / "manifest.json.new"
+    written.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    written.replace(directory / "manifest.json")
+    print(f"dsv4kit: {len(manifest['packages'])} packages, {len(manifest['profiles'])} profiles fit")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show = action("show", "what is in the image of a hardware, and why")
     show.add_argument("--json", action="store_true", help="for programs")
     render = action("render", "the Dockerfile; with --out DIR all that is needed to build it by hand")
-    render.add_argument("variables", nargs="*", metavar="NAME=VALUE", help="with --out: BASE_IMAGE, VERL_SHA, MAX_JOBS")
+    render.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="BASE_IMAGE, VERL_SHA, ...")
     render.add_argument("--out", metavar="DIR", help="write Dockerfile, locks and the kit there")
 
 
@@ -39,15 +39,15 @@ def _render(args: argparse.Namespace) -> int:
     from dsv4kit.errors import UserError
 
     if args.out is None:
-        if args.variables:
-            raise UserError(f"image render: {args.variables[0]!r}: variables go with --out DIR")
+        if args.set:
+            raise UserError(f"image render: {args.set[0]!r}: goes with --out DIR")
         from dsv4kit.image.render import render
 
         print(render(args.hardware, args.stack), end="")
         return 0
     from dsv4kit.image.context import write_context
 
-    variables = dict(split_pair(text, "image render") for text in args.variables)
+    variables = dict(split_pair(text, "image render") for text in args.set)
     context = write_context(args.hardware, Path(args.out), {**variables, "STACK": args.stack or ""})
     given = " ".join(f"--build-arg {name}={value}" for name, value in context.build_args.items() if value)
     print(f"{context.directory}: {context.stack} for {context.architecture}, {context.stack_hash[:12]}; for instance")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from dsv4kit.config.loading import load_settings, load_site
-from dsv4kit.launch.render import SegmentScript
+from dsv4kit.config.loading import Override, load_settings, load_site
+from dsv4kit.launch.render import SegmentScript, environment
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.trainer import compose, overrides
 
@@ -46,15 +48,36 @@ def main() -> None:
         seconds(lambda: subprocess.run([KIT, "--help"], check=True, capture_output=True), 11),
         "< 150 ms",
     )
+    planning = [KIT, "plan", "--hw=gb200", "--nodes=64"]
+    show("dsv4kit plan", seconds(lambda: subprocess.run(planning, check=True, capture_output=True), 11), "< 300 ms")
     show("resolve a profile", seconds(lambda: load_settings("cpu", "tiny", "grpo"), 11), "")
     show("render the batch script", seconds(lambda: script.render("payload"), 11), "< 50 ms")
+    large = load_settings("gb200", "dsv4-pro", "grpo", [Override("schedule.nodes", 1024, "bench")]).settings
+    largest = SegmentScript(large, load_site("example-gb200-pyxis"), RunDir(Path("/shared/runs/x")), 1)
+    show("render that of 1,024 nodes", seconds(lambda: largest.render("payload"), 11), "< 50 ms")
+    show(
+        "render it, first of a process", seconds(lambda: (environment.cache_clear(), largest.render("payload")), 11), ""
+    )
     show("check overrides against verl's tree", seconds(lambda: compose.Tree("ppo_trainer").render(pairs), 5), "")
+    show("the same with Hydra", seconds(lambda: by_hydra(pairs), 5), "")
     show("submit a chain of 25 segments (sbatch stubbed)", submit_times(), "< 3 s")
+
+
+def by_hydra(pairs: Mapping[str, Any]) -> None:
+    """The check with nothing kept from before."""
+    with tempfile.TemporaryDirectory() as empty:
+        before = os.environ.get("DSV4KIT_CACHE")
+        os.environ["DSV4KIT_CACHE"] = empty
+        try:
+            compose.Tree("ppo_trainer").render(pairs)
+        finally:
+            del os.environ["DSV4KIT_CACHE"]
+            if before is not None:
+                os.environ["DSV4KIT_CACHE"] = before
 
 
 def submit_times() -> list[float]:
     """Submissions of 25 segments each, with an sbatch that answers at once."""
-    from dsv4kit.config.loading import Override
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.submission import Submission
 

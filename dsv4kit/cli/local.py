@@ -44,6 +44,7 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
 
 def _for_show(submission: Submission) -> Submission:
     """For a dry run: what is there as it is, what is not under a name that says so."""
+    from dsv4kit.config.cache import cache_dir
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox import runtime
     from dsv4kit.sandbox.cluster import Sandbox
@@ -53,7 +54,7 @@ def _for_show(submission: Submission) -> Submission:
     try:
         python = runtime.runtime_python(install=False)
     except UserError:
-        missing = runtime.cache_dir() / "not-installed-yet"
+        missing = cache_dir() / "not-installed-yet"
         return _with(submission, slurm, missing / "bin" / "python", missing)
     return _with(submission, slurm, python, runtime.assets_dir(python))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import importlib.metadata
 import math
 import os
 import shlex
@@ -199,6 +198,8 @@ class Submission:
 
     def frozen(self) -> dict[str, Any]:
         """`run.yaml`."""
+        import importlib.metadata
+
         return {
             "run": self.run.name,
             "submitted": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dsv4kit.config.cache import cache_dir
 from dsv4kit.errors import UserError
 
 Log = Callable[[str], None]
@@ -32,13 +33,6 @@ MAKE_ASSETS = Path(__file__).with_name("tiny") / "make_assets.py"
 PYTHONS = ("3.11", "3.12")
 NEEDED_BYTES = 5 * 10**9  # 3.0 GB installed, the rest while wheels are unpacked
 STAMP = ".complete"
-
-
-def cache_dir() -> Path:
-    """Where downloads and environments are kept."""
-    if own := os.environ.get("DSV4KIT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsv4kit"
 
 
 def runtime_python(install: bool = True, torch_index: str | None = None, log: Log = print) -> Path:

@@ -1,5 +1,7 @@
 """Overrides checked against verl's real configuration tree: hydra-core and the wheel's YAML, verl not imported.
 
+Where the keys and defaults of the tree are enough to say yes, they come from `composed`, without Hydra.
+
 What this catches: unknown keys, keys of the wrong group, interpolations that do not resolve, mandatory values left out.
 What only verl's dataclasses catch: wrong types and enum values.
 
@@ -9,7 +11,7 @@ on to somebody else, `++key=value`, which sets and adds alike. Group choices (`m
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from dsv4kit import quoting
 from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError, nearest
+from dsv4kit.trainer import composed
 
 # Children of these are passed on by verl to somebody else's keyword arguments, so any name may stand there.
 OPEN = (
@@ -53,8 +56,6 @@ LISTED = frozenset(
 ) | {"ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.runtime_env.py_executable"}
 # Real fields of verl's dataclasses that its YAML leaves out.
 UNLISTED = ("actor_rollout_ref.rollout.enable_sleep_mode",)
-# What OmegaConf writes for a mandatory value that is not given.
-_MISSING = "???"
 # Left open in every healthy configuration.
 OPTIONAL_MISSING = ("reward.reward_model.rollout.name",)
 # Choices of the defaults list: what is chosen decides which keys there are.
@@ -82,13 +83,45 @@ class Tree:
         self._choices = [f"{key}={pairs[key]}" for key in groups if key in pairs]
         rest = {key: value for key, value in pairs.items() if key not in groups}
         written = [(key, f"{key}={_quoted(key, value, sources or {})}") for key, value in rest.items()]
+        if self._surely_composes(rest):
+            return self._rendered(written)
         try:
             # A key the wheel's tree does not have yet is added for the check, and plain for the image.
             self._compose([*self._choices, *(("++" if self._new(key) else "") + text for key, text in written)])
         except UserError:
             self._refuse_unknown(rest, sources or {})
             raise
+        return self._rendered(written)
+
+    def _rendered(self, written: list[tuple[str, str]]) -> list[str]:
         return [*self._choices, *(("++" if _open(key) else "") + text for key, text in written)]
+
+    def _surely_composes(self, pairs: Mapping[str, Any]) -> bool:
+        """Whether it needs no composing to know; False says nothing."""
+        try:
+            path = composed.path_of(_config_dir(), self.config_name, self._choices)
+        except OSError:
+            return False
+        known = composed.load(path)
+        if known is None:
+            if (known := self._bare()) is None:
+                return False
+            composed.store(path, known)
+        return known.accepts(pairs, self._new, OPTIONAL_MISSING)
+
+    def _bare(self) -> composed.Composed | None:
+        """The tree without overrides; None where it does not compose without them."""
+        from hydra.errors import HydraException
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            config = _compose(self.config_name, self._choices)
+            tree: Any = OmegaConf.to_container(config, resolve=False)
+            resolved: Any = OmegaConf.to_container(config, resolve=True)
+        except (HydraException, OmegaConfBaseException, ValueError):
+            return None
+        return composed.of(tree, resolved)
 
     def _new(self, key: str) -> bool:
         return _open(key) or key in self._added
@@ -133,7 +166,7 @@ class Tree:
             resolved: Any = OmegaConf.to_container(config, resolve=True)
         except (HydraException, OmegaConfBaseException, ValueError) as error:
             raise UserError(f"verl's {self.config_name} refuses the overrides: {_first_line(error)}") from None
-        missing = [key for key, value in leaves(resolved) if value == _MISSING and key not in OPTIONAL_MISSING]
+        missing = [key for key, value in leaves(resolved) if value == composed.MISSING and key not in OPTIONAL_MISSING]
         if missing:
             raise UserError(f"verl's {self.config_name} needs a value for {', '.join(sorted(missing))}")
 
@@ -163,8 +196,7 @@ def _compose(config_name: str, overrides: list[str]) -> Any:
 
 def _config_dir() -> Path:
     """The YAML of the installed verl wheel; verl itself stays unimported."""
-    try:
-        located = importlib.metadata.distribution("verl").locate_file("verl/trainer/config")
-    except importlib.metadata.PackageNotFoundError:
-        raise UserError("verl's configuration is not installed; run `make setup`") from None
-    return Path(str(located)).resolve()
+    spec = importlib.util.find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError("verl's configuration is not installed; run `make setup`")
+    return Path(spec.submodule_search_locations[0], "trainer", "config").resolve()

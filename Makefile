@@ -80,5 +80,5 @@ lint: setup-dev  ## ruff, mypy --strict, shellcheck
 bench: setup-dev  ## measure what the design promises
 	@$(VENV)/bin/python -m benchmarks
 
-lock: setup-dev  ## make the locks again from pyproject.toml
+lock: setup-dev  ## make the locks again from pyproject.toml and containers/stack.yaml
 	@./containers/make-locks.sh $(VENV)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes control.lock and dev.lock again from pyproject.toml: every version and hash, for every platform and Python.
+# Makes the locks again: control.lock and dev.lock from pyproject.toml, for every platform and Python, and those of the
+# images from stack.yaml, one per stack and architecture. The CPU runtime's are made by hand; they say how themselves.
 # usage: make-locks.sh VENV   (a virtual environment that has uv)
 set -euo pipefail
 venv=$1
@@ -11,3 +12,4 @@ compile() { # compile OUT [uv options...]
 }
 compile containers/locks/control.lock --group config-tree --group build
 compile containers/locks/dev.lock --group config-tree --group build --group dev --constraints containers/locks/control.lock
+"$venv/bin/python" -m dsv4kit.image.locks "$venv/bin/uv"

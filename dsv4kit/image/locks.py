@@ -129,11 +129,15 @@ def make(stack: Stack, architecture: str, uv: str) -> None:
         command += ["--python-version", asked.python, "--python-platform", asked.platform]
         command += ["--generate-hashes", "--no-header", "--no-annotate", "--override", files["overrides.txt"]]
         command += ["--constraint", files["caps.txt"], *(f"--no-emit-package={name}" for name in asked.left_out)]
+        output = Path(directory) / "lock"  # what is locked already stays as it is where it still fits
+        output.write_text(path(stack, architecture).read_text() if path(stack, architecture).exists() else "")
+        command += ["--output-file", output]
         done = subprocess.run([*command, files["requirements.in"]], capture_output=True, text=True)
+        resolved = output.read_text(encoding="utf-8")
     if done.returncode != 0:
         raise UserError(f"{stack.name} for {architecture}: {' '.join(done.stderr.split())[:800]}")
     head = f"# {stack.name} for {architecture}, made by `make lock` from containers/stack.yaml; not to be edited.\n"
-    text = f"{head}{_INPUTS}{asked.digest}\n{done.stdout}"
+    text = f"{head}{_INPUTS}{asked.digest}\n{resolved}"
     for problem in problems(text):
         raise UserError(f"{stack.name} for {architecture}: {problem}")
     file = path(stack, architecture)

@@ -16,7 +16,7 @@ from pathlib import Path
 from dsv4kit.config.loading import ROOT
 from dsv4kit.config.schema import Hardware
 from dsv4kit.errors import UserError, nearest
-from dsv4kit.image import locks
+from dsv4kit.image import checks, locks
 from dsv4kit.image.render import architecture_of, hardware_of, render_stack, requirements_of
 from dsv4kit.image.stack import Stack, stack_for
 
@@ -61,6 +61,8 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
     stack = stack_for(hardware, given.pop("STACK", None))
     build_args = _build_args(stack, machine, given)
     files = {"Dockerfile": render_stack(machine, stack), **_requirements(stack, machine)}
+    for problem in checks.problems(files["Dockerfile"], [*files, "image.json", *(f"kit/{name}" for name in _KIT)]):
+        raise UserError(f"templates/Dockerfile.j2, as rendered for {hardware}: {problem}")
     facts = _facts(stack, machine, build_args)
     stack_hash = _hash({**files, "image.json": json.dumps(facts, sort_keys=True)})
     files["image.json"] = json.dumps({**facts, "stack_hash": stack_hash}, indent=2) + "\n"

@@ -48,7 +48,8 @@ def requirements_of(stack: Stack) -> list[str]:
     """The files of packages an image installs, in this order, as they are named in the build's context."""
     if stack.locks:
         return [f"requirements/{name}" for name in stack.locks]
-    return [f"requirements/{name}" for name in ("build.txt", "packages.txt", "compiled.txt")]
+    compiled = any(package.role == "compile" for package in stack.index.values())
+    return [f"requirements/{name}" for name in ("build.txt", "packages.txt", *["compiled.txt"] * compiled)]
 
 
 def render(hardware: str, stack: str | None = None) -> str:

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{name}: not set; {submission.resolved.settings.model.name} needs {_NEEDED[name]}")
     if not _plan_allows(submission):
         return _IMPOSSIBLE
+    _suggest_proxy(submission, args)
     if submission.site.name == "sandbox":
         from dsv4kit.cli.local import on_sandbox
 
@@ -77,6 +78,22 @@ def _plan_allows(submission: Submission) -> bool:
         return True
     print("dsv4kit: plan: nothing submitted; FORCE=1 submits it all the same", file=sys.stderr)
     return False
+
+
+def _suggest_proxy(submission: Submission, args: argparse.Namespace) -> None:
+    """Names the small run that would prove the site, where none has."""
+    from dsv4kit.config.loading import hardware_defaults
+    from dsv4kit.launch.proxies import suggestion
+    from dsv4kit.launch.run_dir import runs_root
+
+    settings, defaults = submission.resolved.settings, hardware_defaults(args.hw)
+    given = {"RECIPE": settings.recipe.name, "SITE": args.site or "", "TRAIN_FILE": args.train_file or ""}
+    given |= {"TEST_FILE": args.test_file or ""}
+    for name, value in list(given.items()):
+        if not value or value == defaults.get(name.lower()):
+            del given[name]
+    for line in suggestion(settings, submission.site, runs_root(), given):
+        print(f"dsv4kit: {line}", file=sys.stderr)
 
 
 def request(args: argparse.Namespace) -> Submission:

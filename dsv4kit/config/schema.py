@@ -116,6 +116,9 @@ class Model(Section):
         description="Jinja template that replaces the tokenizer's: a file, read when the run is submitted, or the name"
         " of one in containers/chat-templates (CHAT_TEMPLATE_FILE)",
     )
+    proxy: str | None = setting(
+        default=None, description="model of the same kind with few layers, to prove image, site and data"
+    )
     geometry: Geometry | None = setting(
         default=None, description="null: the planner has nothing to say about the model"
     )

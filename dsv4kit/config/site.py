@@ -13,8 +13,9 @@ from dsv4kit.config.section import Check, Section, setting
 class Container(Section):
     """How a site runs an image."""
 
-    runtime: Literal["none", "pyxis"] = setting(
-        description="`none`: the node's own Python; `pyxis`: NVIDIA's plugin of srun, with enroot below it"
+    runtime: Literal["none", "pyxis", "bwrap"] = setting(
+        description="`none`: the node's own Python; `pyxis`: NVIDIA's plugin of srun, with enroot below it; `bwrap`:"
+        " bubblewrap, where there is no pyxis"
     )
     image: Annotated[str | None, Check(site_values.image)] = setting(
         default=None, description="squashfs image, an absolute path all nodes can read"
@@ -29,9 +30,9 @@ class Container(Section):
     )
 
     def rules(self) -> Iterator[tuple[str, str]]:
-        """pyxis runs nothing by itself."""
-        if self.runtime == "pyxis" and self.image is None:
-            yield "image", "runtime pyxis needs an image"
+        """A container needs an image."""
+        if self.runtime != "none" and self.image is None:
+            yield "image", f"runtime {self.runtime} needs an image"
 
 
 class Network(Section):

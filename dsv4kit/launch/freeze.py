@@ -20,6 +20,8 @@ _TRAINER = (
     "retention.py",
     "tracker.py",
 )
+# An empty directory beside the packages: where a node without pyxis mounts the image, in a namespace of its own.
+IMAGE_MOUNT = ".image"
 _LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
 
 
@@ -27,6 +29,7 @@ def freeze(destination: Path) -> None:
     """Copies the node runtime to `destination`, which is put on PYTHONPATH in the job."""
     package = destination / "dsv4kit"
     package.mkdir(parents=True)
+    (destination / IMAGE_MOUNT).mkdir()
     shutil.copy2(ROOT / "dsv4kit" / "__init__.py", package)
     for name in _PACKAGES:
         _copy(ROOT / "dsv4kit" / name, package / name)

@@ -13,6 +13,7 @@ from dsv4kit.config.loading import ROOT
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
+from dsv4kit.launch.freeze import IMAGE_MOUNT
 from dsv4kit.launch.run_dir import RunDir
 
 # `sbatch --segment`: with topology/block; 22.05 refuses a script that has it.
@@ -69,7 +70,9 @@ class SegmentScript:
                 env=self.site.env,
                 secrets_file=self.site.secrets_file,
                 container=container,
-                mounts=mounts.of(settings, self.site, self.run) if container.runtime == "pyxis" else [],
+                image_mount=IMAGE_MOUNT,
+                scratch_dir=self.site.scratch_dir,
+                mounts=mounts.of(settings, self.site, self.run) if container.runtime != "none" else [],
                 submitit_command=submitit_command,
             )
         )

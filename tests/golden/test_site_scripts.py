@@ -51,7 +51,7 @@ def test_the_script_of_an_example_site(name: str, golden: Callable[[str, str], N
     golden(f"site-{name}.sbatch", script(load_site(name), *EXAMPLES[name]).render(PAYLOAD))
 
 
-@pytest.mark.parametrize("name", [f"site-{name}.sbatch" for name in sorted(EXAMPLES)])
+@pytest.mark.parametrize("name", [f"site-{name}.sbatch" for name in [*sorted(EXAMPLES), "bwrap"]])
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, HERE / name], capture_output=True, text=True)
@@ -102,6 +102,12 @@ def test_everything_a_site_can_say_is_in_the_script(golden: Callable[[str, str],
         secrets_file="/home/me/my secrets",
     )
     golden("site-everything.sbatch", script(site, "h100", "dsv4-flash", "sft").render(PAYLOAD))
+
+
+def test_a_site_without_pyxis_enters_the_image_by_itself(golden: Callable[[str, str], None]) -> None:
+    container = {"runtime": "bwrap", "image": "/shared/images/it's.sqsh", "mounts": ["/etc/nsswitch.conf"]}
+    site = changed("example-bare", container=container, python="python3")
+    golden("site-bwrap.sbatch", script(site, "h100", "dsv4-flash", "sft").render(PAYLOAD))
 
 
 class Host:

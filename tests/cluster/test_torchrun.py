@@ -22,7 +22,7 @@ def cluster(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def submit(cluster: Cluster, name: str, *changes: tuple[str, object], fault: str = "") -> RunDir:
-    return cluster.submit(name, ("recipe.module", "stand_in_sft"), *changes, fault=fault, recipe="sft")
+    return cluster.submit_sft(name, *changes, fault=fault, nodes=2)
 
 
 def test_two_segments_of_two_nodes_and_a_resume_of_the_finished_run_trains_nothing(cluster: Cluster) -> None:

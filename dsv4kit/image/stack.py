@@ -146,7 +146,8 @@ def stacks() -> dict[str, Stack]:
     for name, tree in load_yaml(FILE).items():
         if not isinstance(tree, dict):
             raise UserError(f"{_SHOWN}: {name}: expected keys and values")
-        found[str(name)] = validate(Stack, {**tree, "name": str(name)}, dict.fromkeys(tree, f"{_SHOWN}: {name}"))
+        sources = dict.fromkeys([*tree, *Stack.model_fields()], f"{_SHOWN}: {name}")
+        found[str(name)] = validate(Stack, {**tree, "name": str(name)}, sources)
     return found
 
 

@@ -1,0 +1,139 @@
+# gb200, stack pro-grpo: GRPO of DeepSeek-V4 with vLLM and Megatron-Bridge, as the published Pro runs on H100 and
+# GB200. Rendered from templates/Dockerfile.j2 and containers/stack.yaml, which has every pin with its reason;
+# docs/images.md says how it is built.
+
+# nvidia/cuda:13.0.2-devel-ubuntu24.04, by its digest: CUDA 13.0 is what torch 2.13's wheels are built for; devel,
+# because DeepGEMM, FlashInfer and TileLang compile kernels while they run; without cuDNN, so that the wheel's is the
+# only one; glibc 2.39, which nvidia-resiliency-ext's wheel needs.
+ARG BASE_IMAGE
+
+# The distribution's packages, and the one environment everything goes into.
+FROM ${BASE_IMAGE} AS system
+ENV LANG=C.UTF-8 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PATH=/opt/venv/bin:${PATH}
+RUN set -eu; \
+    export DEBIAN_FRONTEND=noninteractive; \
+    apt-get update; \
+    apt-get install -y --no-install-recommends \
+        build-essential \
+        ca-certificates \
+        git \
+        ibverbs-providers \
+        libibverbs1 \
+        libnuma1 \
+        librdmacm1 \
+        ninja-build \
+        numactl \
+        python3.12 \
+        python3.12-dev \
+        python3.12-venv; \
+    rm -rf /var/lib/apt/lists/*; \
+    python3.12 -m venv /opt/venv; \
+    python -c 'import sys; assert "%d.%d" % sys.version_info[:2] == "3.12", sys.version'
+
+# Every package by version and hash: first what sdists are built with, then the rest.
+FROM system AS packages
+COPY requirements/build.txt requirements/packages.txt requirements/compiled.txt /opt/dsv4kit/requirements/
+RUN set -eu; \
+    pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
+RUN set -eu; \
+    pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
+
+# What is compiled, against this torch and for gb200 alone; the slowest part (an hour and more).
+FROM packages AS kernels
+# A compiler of CUTLASS kernels takes up to 8 GB: 4 x 2 of them fit into 64 GB. FlashMLA's own default is 32 threads.
+ARG MAX_JOBS=4
+ARG NVCC_THREADS=2
+ENV CUDA_HOME=/usr/local/cuda \
+    TORCH_CUDA_ARCH_LIST="10.0" \
+    NVTE_CUDA_ARCHS="100" \
+    NVTE_FRAMEWORK=pytorch \
+    NVTE_PYTORCH_FORCE_BUILD=TRUE \
+    FAST_HADAMARD_TRANSFORM_FORCE_BUILD=TRUE \
+    FLASH_MLA_DISABLE_SM90=TRUE
+# CUDA 13 keeps CUB, Thrust and libcu++ in a directory of their own.
+ENV CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl:/opt/venv/lib/python3.12/site-packages/nvidia/cudnn/include:/opt/venv/lib/python3.12/site-packages/nvidia/nccl/include \
+    CUDNN_PATH=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn
+# Transformer Engine takes the system's cuDNN before the wheel's, which torch uses: there may be none.
+RUN set -eu; \
+    case "$(ldconfig -p)" in \
+        *libcudnn.so*) echo "BASE_IMAGE has a cuDNN of its own; take one without" >&2; exit 1 ;; \
+    esac
+RUN set -eu; \
+    pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels \
+        --requirement /opt/dsv4kit/requirements/compiled.txt
+# fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
+RUN set -eu; \
+    git init --quiet /src/fast-hadamard-transform; \
+    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
+    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+# flash-mla: nv_dev of 30 April 2026, which Megatron-Bridge 0.6 is built with; fused sparse attention needs it.
+RUN set -eu; \
+    git init --quiet /src/flash-mla; \
+    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
+    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
+    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
+    mkdir -p /src/shas; \
+    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+
+# Sources without kernels of their own.
+FROM system AS sources
+# verl: #8234 (start rank, for vLLM from 0.28 on) and #8235 (resume of an offloaded optimizer); no release has both.
+ARG VERL_SHA
+RUN set -eu; \
+    if ! expr "${VERL_SHA}" : '[0-9a-f]\{40\}$' > /dev/null; then \
+        echo "VERL_SHA: a full commit sha is needed, not '${VERL_SHA}'" >&2; exit 1; \
+    fi; \
+    git clone --quiet --no-checkout --filter=blob:none https://github.com/verl-project/verl /src/verl; \
+    git -C /src/verl checkout --quiet --detach "${VERL_SHA}"; \
+    for commit in 3dd97a0 0bd668c; do \
+        git -C /src/verl merge-base --is-ancestor "${commit}" HEAD || \
+            { echo "VERL_SHA: verl at ${VERL_SHA} is without ${commit}" >&2; exit 1; }; \
+    done; \
+    mkdir -p /src/shas; \
+    git -C /src/verl rev-parse HEAD > /src/shas/verl; \
+    rm -rf /src/verl/.git
+
+# Everything that trains.
+FROM packages AS trainer
+ENV CUDNN_PATH=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn \
+    CUDNN_HOME=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn
+COPY --from=kernels /wheels /src/wheels
+COPY --from=kernels /src/shas /opt/dsv4kit/shas
+RUN set -eu; \
+    pip install --no-deps --no-index /src/wheels/*.whl; \
+    rm -rf /src/wheels
+COPY --from=sources /src /src
+RUN set -eu; \
+    pip install --no-deps --no-build-isolation /src/verl; \
+    mv /src/shas/* /opt/dsv4kit/shas/; \
+    rm -rf /src
+
+# The kit, and the proof. A run brings its own copy of the kit, which comes first; this one serves the checks.
+FROM trainer AS image
+COPY kit /opt/dsv4kit/kit
+COPY image.json /opt/dsv4kit/image.json
+# enroot starts a login shell, whose /etc/profile sets another PATH.
+RUN set -eu; \
+    printf 'export PATH=%s\n' "${PATH}" > /etc/profile.d/00-image-path.sh; \
+    printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth
+RUN set -eu; \
+    python -m dsv4kit.image.manifest /opt/dsv4kit
+ARG VERL_SHA
+ARG STACK_HASH
+ARG KIT_REVISION=""
+LABEL org.opencontainers.image.title="dsv4kit gb200" \
+      org.opencontainers.image.revision="${KIT_REVISION}" \
+      dsv4kit.hardware="gb200" \
+      dsv4kit.architecture="aarch64" \
+      dsv4kit.stack="pro-grpo" \
+      dsv4kit.git.fast-hadamard-transform="1cc807efbd6cc001df359822d60bf6052dd66859" \
+      dsv4kit.git.flash-mla="b7643bd54521f563b839b98289b5cd048c062ba2" \
+      dsv4kit.git.verl="${VERL_SHA}" \
+      dsv4kit.stack-hash="${STACK_HASH}"
+WORKDIR /opt/dsv4kit
+CMD ["/bin/bash"]

@@ -1,0 +1,121 @@
+# gb300, stack flash-sft: SFT of DeepSeek-V4-Flash with Megatron-Bridge, as verl's pull request 6603. Rendered from
+# templates/Dockerfile.j2 and containers/stack.yaml, which has every pin with its reason; docs/images.md says how it is
+# built.
+
+# nvcr.io/nvidia/pytorch:26.04-py3, by its digest: the base of the validated run; it brings torch, Triton, Transformer
+# Engine, cuDNN and cutlass-dsl.
+ARG BASE_IMAGE
+
+# The distribution's packages, and the one environment everything goes into.
+FROM ${BASE_IMAGE} AS system
+ENV LANG=C.UTF-8 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV PATH=/opt/venv/bin:${PATH}
+# The base constrains every pip to its own versions; what is wanted here is locked by hash.
+ENV PIP_CONSTRAINT=""
+RUN set -eu; \
+    export DEBIAN_FRONTEND=noninteractive; \
+    apt-get update; \
+    apt-get install -y --no-install-recommends \
+        ca-certificates \
+        git \
+        python3-venv; \
+    rm -rf /var/lib/apt/lists/*; \
+    python3 -m venv --system-site-packages /opt/venv; \
+    python -c 'import sys; assert "%d.%d" % sys.version_info[:2] == "3.12", sys.version'
+
+# Every package by version and hash: first what sdists are built with, then the rest.
+FROM system AS packages
+COPY requirements/build.txt requirements/packages.txt /opt/dsv4kit/requirements/
+RUN set -eu; \
+    pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
+RUN set -eu; \
+    pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
+
+# What is compiled, against this torch and for gb300 alone; the slowest part (an hour and more).
+FROM packages AS kernels
+# A compiler of CUTLASS kernels takes up to 8 GB: 4 x 2 of them fit into 64 GB. FlashMLA's own default is 32 threads.
+ARG MAX_JOBS=4
+ARG NVCC_THREADS=2
+ENV CUDA_HOME=/usr/local/cuda \
+    TORCH_CUDA_ARCH_LIST="10.3" \
+    NVTE_CUDA_ARCHS="103" \
+    NVTE_FRAMEWORK=pytorch \
+    NVTE_PYTORCH_FORCE_BUILD=TRUE \
+    FAST_HADAMARD_TRANSFORM_FORCE_BUILD=TRUE \
+    FLASH_MLA_DISABLE_SM90=TRUE
+# CUDA 13 keeps CUB, Thrust and libcu++ in a directory of their own.
+ENV CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl
+# fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
+RUN set -eu; \
+    git init --quiet /src/fast-hadamard-transform; \
+    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
+    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+# flash-mla: as pro-grpo; offered on Blackwell (SET=kernels.dsa_fusion=True).
+RUN set -eu; \
+    git init --quiet /src/flash-mla; \
+    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
+    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
+    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
+    mkdir -p /src/shas; \
+    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+
+# Sources without kernels of their own.
+FROM system AS sources
+# megatron-core: the commit the SFT run was validated with.
+RUN set -eu; \
+    git init --quiet /src/megatron-core; \
+    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
+    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
+    rm -rf /src/megatron-core/.git
+# megatron-bridge: #4131 (the Flash SFT recipes) of 11 June 2026, the first commit of main that also has #4271 (rope).
+RUN set -eu; \
+    git init --quiet /src/megatron-bridge; \
+    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
+    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
+    rm -rf /src/megatron-bridge/.git
+
+# Everything that trains.
+FROM packages AS trainer
+COPY --from=kernels /wheels /src/wheels
+COPY --from=kernels /src/shas /opt/dsv4kit/shas
+RUN set -eu; \
+    pip install --no-deps --no-index /src/wheels/*.whl; \
+    rm -rf /src/wheels
+COPY --from=sources /src /src
+RUN set -eu; \
+    pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge; \
+    mv /src/shas/* /opt/dsv4kit/shas/; \
+    rm -rf /src
+
+# The kit, and the proof. A run brings its own copy of the kit, which comes first; this one serves the checks.
+FROM trainer AS image
+COPY kit /opt/dsv4kit/kit
+COPY image.json /opt/dsv4kit/image.json
+# enroot starts a login shell, whose /etc/profile sets another PATH.
+RUN set -eu; \
+    printf 'export PATH=%s\n' "${PATH}" > /etc/profile.d/00-image-path.sh; \
+    printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth
+RUN set -eu; \
+    python -m dsv4kit.image.manifest /opt/dsv4kit
+ARG STACK_HASH
+ARG KIT_REVISION=""
+LABEL org.opencontainers.image.title="dsv4kit gb300" \
+      org.opencontainers.image.revision="${KIT_REVISION}" \
+      dsv4kit.hardware="gb300" \
+      dsv4kit.architecture="aarch64" \
+      dsv4kit.stack="flash-sft" \
+      dsv4kit.git.fast-hadamard-transform="1cc807efbd6cc001df359822d60bf6052dd66859" \
+      dsv4kit.git.flash-mla="b7643bd54521f563b839b98289b5cd048c062ba2" \
+      dsv4kit.git.megatron-core="ed6b1f65502aec7f2fe27e14a1245c29e435c2a6" \
+      dsv4kit.git.megatron-bridge="3af343edc83e0352ca8c54acfb94766340fbfa2d" \
+      dsv4kit.stack-hash="${STACK_HASH}"
+WORKDIR /opt/dsv4kit
+CMD ["/bin/bash"]

@@ -10,34 +10,34 @@ from user import Kit
 from dsv4kit.trainer import metrics
 
 HERE = Path(__file__).parent
-SEGMENTS = 3
+STEPS = 8
 
 
 @pytest.fixture(scope="module")
 def chained(kit: Kit) -> str:
-    """The default run: 12 steps in 3 segments of 4 on 2 nodes."""
-    return kit.run("chained")
+    """The default run but for its length: a start of the trainer costs as much as twenty steps."""
+    return kit.run("chained", f"--steps={STEPS}")
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(kit: Kit, chained: str) -> str:
-    """The same 12 steps in one segment."""
-    return kit.run("uninterrupted", "--segment-steps=12")
+    """The same steps in one segment."""
+    return kit.run("uninterrupted", f"--steps={STEPS}", f"--segment-steps={STEPS}")
 
 
 def test_the_plan_comes_first_and_every_step_is_shown(chained: str) -> None:
-    assert "plan: 12 steps in 3 segments of 4 on 2 nodes" in chained
-    for step in range(1, 13):
-        assert f"step {step}/12: reward" in chained
+    assert "plan: 8 steps in 2 segments of 4 on 2 nodes" in chained
+    for step in range(1, STEPS + 1):
+        assert f"step {step}/{STEPS}: reward" in chained
 
 
 def test_each_segment_resumes_where_the_one_before_ended(kit: Kit, chained: str) -> None:
     status = kit.status("chained")
     assert status["verdict"] == "finished"
-    assert status["saved_step"] == 12
+    assert status["saved_step"] == STEPS
     steps = [(segment["start_step"], segment["end_step"]) for segment in status["segments"]]
-    assert steps == [(0, 4), (4, 8), (8, 12)]
-    assert len({segment["job_id"] for segment in status["segments"]}) == SEGMENTS
+    assert steps == [(0, 4), (4, 8)]
+    assert len({segment["job_id"] for segment in status["segments"]}) == 2
     assert all(segment["state"] == "COMPLETED" for segment in status["segments"])
 
 
@@ -62,7 +62,7 @@ def test_no_secret_is_left_in_the_run_directory(kit: Kit, chained: str) -> None:
     assert found.stdout == ""
 
 
-@pytest.mark.parametrize("step", [4, 8, 12])
+@pytest.mark.parametrize("step", [4, 8])
 def test_a_chained_run_equals_an_uninterrupted_one_to_the_last_bit(
     kit: Kit, chained: str, uninterrupted: str, step: int
 ) -> None:
@@ -82,15 +82,7 @@ def test_every_metric_but_times_is_the_same_too(kit: Kit, chained: str, uninterr
     for run in ("chained", "uninterrupted"):
         files = sorted((kit.runs / run).glob("segments/*/attempt-0/metrics.jsonl"))
         merged.append(metrics.merge(metrics.read_metrics(path) for path in files))
-    assert [step.step for step in merged[0]] == list(range(1, 13)) == [step.step for step in merged[1]]
+    assert [step.step for step in merged[0]] == list(range(1, STEPS + 1)) == [step.step for step in merged[1]]
     for one, other in zip(*merged, strict=True):
         assert len(metrics.non_timing(one.data)) > 20
         assert metrics.differing(one.data, other.data) == [], f"step {one.step}"
-
-
-def test_a_finished_run_is_extended(kit: Kit, chained: str, uninterrupted: str) -> None:
-    done = kit("resume", "chained", "--steps=16")
-    assert done.returncode == 0, done.stdout
-    status = kit.status("chained")
-    assert (status["verdict"], status["saved_step"]) == ("finished", 16)
-    assert (status["segments"][-1]["start_step"], status["segments"][-1]["end_step"]) == (12, 16)

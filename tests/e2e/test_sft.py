@@ -68,3 +68,11 @@ def test_the_weights_are_those_of_an_uninterrupted_run(kit: Kit, chained: str, u
     difference = json.loads(done.stdout)
     assert difference["tensors"] > 50
     assert (difference["model"], difference["optim"]) == (0.0, 0.0)
+
+
+def test_a_finished_run_is_extended(kit: Kit, chained: str, uninterrupted: str) -> None:
+    done = kit("resume", "sft-chained", "--steps=8")
+    assert done.returncode == 0, done.stdout
+    status = kit.status("sft-chained")
+    assert (status["verdict"], status["saved_step"]) == ("finished", 8)
+    assert (status["segments"][-1]["start_step"], status["segments"][-1]["end_step"]) == (6, 8)

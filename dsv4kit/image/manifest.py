@@ -6,6 +6,7 @@ Runs inside the image, on a build host that need not have a GPU. Reads `image.js
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -13,7 +14,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,23 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     return manifest, problems
 
 
+@contextlib.contextmanager
+def _own_cache() -> Iterator[None]:
+    """Nothing of the checks stays in the image."""
+    before = os.environ.get("DSV4KIT_CACHE")
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["DSV4KIT_CACHE"] = directory
+        try:
+            yield
+        finally:
+            os.environ.pop("DSV4KIT_CACHE")
+            os.environ |= {} if before is None else {"DSV4KIT_CACHE": before}
+
+
 def main(arguments: list[str]) -> int:
     """Examines and writes; 1 where something does not hold."""
     directory = Path(arguments[0])
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["DSV4KIT_CACHE"] = cache  # nothing of the checks stays in the image
+    with _own_cache():
         manifest, problems = examine(directory)
     for problem in problems:
         print(f"dsv4kit: {problem}", file=sys.stderr)

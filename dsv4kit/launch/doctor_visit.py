@@ -83,6 +83,7 @@ def send(submission: Submission, root: Path) -> Visit:
         module="dsv4kit.node.bandwidth",
         launcher="torchrun",
         overrides=[],
+        rollout_seed=None,
     )
     freeze(run.kit)
     write_json(run.path / "node.json", spec.as_dict())

@@ -20,7 +20,8 @@ import dsv4kit
 from dsv4kit.config.loading import ROOT, Resolved
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.launch import image_architecture, site_files
+from dsv4kit.image import fit
+from dsv4kit.launch import site_files
 from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
@@ -30,7 +31,7 @@ from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.spec import Limits, NodeSpec, RayResources
-from dsv4kit.trainer import compose, data_checks, overrides, rules
+from dsv4kit.trainer import compose, data_checks, overrides, rollout, rules
 from dsv4kit.trainer.features import features_of
 from dsv4kit.trainer.pairs import data_parallel, is_sft
 
@@ -77,8 +78,8 @@ class Submission:
         for problem in rules.broken(settings, sources):
             raise UserError(problem)
         _ = self.layout
-        image = getattr(self.site.container, "image", None)
-        if image and (wrong := image_architecture.problem(image, settings.hardware)):
+        image = self.site.container.image
+        if image and (wrong := fit.problem(image, settings)):
             raise UserError(wrong)
         given = [("model.path", settings.model.path), *(("data", path) for path in _data_files(settings.data))]
         for key, path in (*given, ("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path)):
@@ -166,6 +167,7 @@ class Submission:
                 **self._env(),
                 "VERL_USE_EXTERNAL_MODULES": ",".join(name for name, wanted in settings.plugins.items() if wanted),
             },
+            rollout_seed=rollout.seed(settings),
             stops_by_plugin=any(settings.plugins.get(plugin) for plugin in _STOPPING),
             launcher=settings.recipe.launcher,
             data_ranks=data_parallel(settings) if is_sft(settings) else None,

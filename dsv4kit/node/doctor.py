@@ -70,7 +70,7 @@ class Visit:
             raise AttemptError("", off)
 
     def _measure(self) -> str:
-        argv = driver.command(self.spec, 0, self.launcher.runner(self.report))
+        argv = driver.command(self.spec, 0, 0, self.launcher.runner(self.report))
         log = self.attempt.dir / "driver.log"
         process = processes.start(argv, self.launcher.driver_env(self.report), log, self.attempt.dir)
         deadline = time.monotonic() + _MEASURE_S

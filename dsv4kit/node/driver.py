@@ -17,6 +17,7 @@ from dsv4kit.trainer import checkpoints, metrics, tracker
 from dsv4kit.trainer.driver_log import DriverLog
 
 _POLL_S = 0.25
+_SEEDS_PER_START = 10_007
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class DriverEnd:
 
 
 def command(
-    spec: NodeSpec, target: int, runner: Sequence[str] = (sys.executable, "-u"), hydra_dir: str = "hydra"
+    spec: NodeSpec, start: int, target: int, runner: Sequence[str] = (sys.executable, "-u"), hydra_dir: str = "hydra"
 ) -> list[str]:
-    """The driver's argv for a segment that ends at step `target`; `hydra_dir` is relative to where it runs."""
+    """The driver's argv for the steps after `start` up to `target`; `hydra_dir` is relative to where it runs."""
     return [
         *runner,
         "-m",
@@ -41,7 +42,17 @@ def command(
         # Epochs must never be what ends a run: verl would then exit without a save, and with success.
         f"trainer.total_epochs={spec.total_steps}",
         f"hydra.run.dir={hydra_dir}",  # below the attempt: the configuration as verl composed it
+        *(f"actor_rollout_ref.rollout.seed={seed}" for seed in _rollout_seed(spec, start)),
     ]
+
+
+def _rollout_seed(spec: NodeSpec, start: int) -> Iterator[int]:
+    """vLLM's generator is in no checkpoint: with one seed for all segments each would draw the first one's noise again.
+
+    verl adds the replica's number, so the seeds of two starts lie further apart than there are replicas.
+    """
+    if spec.rollout_seed is not None:
+        yield (spec.rollout_seed + start * _SEEDS_PER_START) % 2**31
 
 
 class Driver:

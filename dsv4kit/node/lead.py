@@ -71,7 +71,7 @@ class Lead:
 
     def _drive(self, here: Plan, own: preflight.NodeReport, launcher: Launcher) -> Evidence:
         self.phases.begin(START)
-        argv = driver.command(self.spec, here.target, launcher.runner(own))
+        argv = driver.command(self.spec, here.start, here.target, launcher.runner(own))
         running = driver.Driver(self.spec, self.attempt.dir, self.phases, here.start, argv)
         ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
         self.exit_status = ended.exit_status

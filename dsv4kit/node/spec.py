@@ -32,6 +32,7 @@ class Limits:
 class NodeSpec:
     """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one.
 
+    `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
     `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO.
     """
 
@@ -46,6 +47,7 @@ class NodeSpec:
     module: str
     overrides: list[str]
     env: dict[str, str]
+    rollout_seed: int | None
     stops_by_plugin: bool
     launcher: str
     data_ranks: int | None

@@ -39,7 +39,7 @@ class TorchrunLauncher(Launcher):
         if self._process is None:
             if begin := read_json(self.attempt.dir / "torchrun.json"):
                 runner = self._runner(own, begin["address"])
-                argv = driver.command(self.spec, begin["target"], runner, f"hydra/node{self.attempt.rank}")
+                argv = driver.command(self.spec, 0, begin["target"], runner, f"hydra/node{self.attempt.rank}")
                 self._process = processes.start(argv, self.env, self.attempt.node_file(_SUFFIX), self.attempt.dir)
         elif not self._told and (status := self._process.poll()):
             write_json(self.attempt.node_file(".ended"), {"status": status, "time": time.time()})

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dsv4kit.config.schema import Settings
-from dsv4kit.trainer.pairs import Pair, Pairs, longest_sequence, replica_gpus, world
+from dsv4kit.errors import UserError
+from dsv4kit.trainer.pairs import Pair, Pairs, is_sft, longest_sequence, replica_gpus, world
+
+_SEED = "actor_rollout_ref.rollout.seed"
+_VERL_SEED = 42  # its default, verl/workers/config/rollout.py of 0.9.1
 
 
 def split(settings: Settings, prefix: str) -> Pairs:
@@ -30,6 +34,16 @@ def options(settings: Settings, prefix: str) -> Pairs:
         yield Pair(f"{own}.moe_backend", settings.kernels.moe_backend, "kernels.moe_backend")
     if settings.rollout.kv_cache_dtype is not None:
         yield Pair(f"{own}.kv_cache_dtype", settings.rollout.kv_cache_dtype, "rollout.kv_cache_dtype")
+
+
+def seed(settings: Settings) -> int | None:
+    """What each start of a segment makes vLLM's seed from; None where that seed is not used or is the samples' own."""
+    if is_sft(settings) or settings.deterministic:
+        return None
+    own = settings.verl.get(_SEED, _VERL_SEED)
+    if not isinstance(own, int) or isinstance(own, bool):
+        raise UserError(f"verl.{_SEED}: must be a whole number, not {own!r}")
+    return own
 
 
 def expert_parallel(settings: Settings) -> int:

@@ -27,7 +27,7 @@ def drive(
     attempt = tmp_path / f"attempt-{len(list(tmp_path.glob('attempt-*')))}"
     attempt.mkdir()
     spec = spec or node_spec(tmp_path)
-    driver = Driver(spec, attempt, Phases(attempt / "phases.jsonl"), start, command(spec, target))
+    driver = Driver(spec, attempt, Phases(attempt / "phases.jsonl"), start, command(spec, start, target))
     variables = {
         **os.environ,
         "PYTHONPATH": str(TESTS / "stand_in"),
@@ -79,3 +79,18 @@ def test_a_crash_is_reported_as_it_is(tmp_path: Path) -> None:
 def test_phases_say_when_the_steps_began(tmp_path: Path, start: int) -> None:
     drive(tmp_path, start=start)
     assert '"steps"' in (tmp_path / "attempt-0" / "phases.jsonl").read_text()
+
+
+def test_each_start_draws_noise_of_its_own_unless_the_samples_have_their_seeds(tmp_path: Path) -> None:
+    """Otherwise every segment replays the first one's: vLLM's generator starts again at its seed."""
+    key = "actor_rollout_ref.rollout.seed="
+    one, two = (
+        next(word for word in command(node_spec(tmp_path, rollout_seed=42), start, 80) if word.startswith(key))
+        for start in (0, 40)
+    )
+    assert one == f"{key}42"
+    # Further apart than replicas, whose number verl adds, and within vLLM's range at any step.
+    assert int(two.removeprefix(key)) - 42 > 1024
+    late = command(node_spec(tmp_path, rollout_seed=42), 10**6, 10**6 + 1)[-1]
+    assert 0 <= int(late.removeprefix(key)) < 2**31
+    assert not any(key in word for word in command(node_spec(tmp_path, rollout_seed=None), 40, 80))

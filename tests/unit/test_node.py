@@ -37,6 +37,7 @@ def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
             "trainer.n_gpus_per_node=1",
         ],
         "env": {},
+        "rollout_seed": None,
         "stops_by_plugin": False,
         "launcher": "ray",
         "data_ranks": None,

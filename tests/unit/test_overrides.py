@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from dsv4kit.config.loading import Override, load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import compose, overrides
+from dsv4kit.trainer import compose, overrides, rollout
 
 
 def build(*changes: Override) -> dict[str, Any]:
@@ -78,3 +78,23 @@ def test_a_model_and_data_of_ones_own_replace_those_the_kit_makes() -> None:
     assert build()["data.train_files"] == ["/d/train.parquet"]
     assert build(Override("data.train_files", ["/x.parquet"], "TRAIN_FILE"))["data.train_files"] == ["/x.parquet"]
     assert build(Override("model.path", "/weights", "MODEL_PATH"))["actor_rollout_ref.model.path"] == "/weights"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "expected"),
+    [
+        ("grpo", {}, None),  # HW=cpu is deterministic: each sample has a seed of its own
+        ("grpo", {"deterministic": False}, 42),
+        ("grpo", {"deterministic": False, "verl": {"actor_rollout_ref.rollout.seed": 7}}, 7),
+        ("sft", {"deterministic": False}, None),
+    ],
+)
+def test_what_a_segments_rollout_seed_is_made_from(recipe: str, changes: dict[str, Any], expected: int | None) -> None:
+    settings = load_settings("cpu", "tiny", recipe, [Override(key, value, "test") for key, value in changes.items()])
+    assert rollout.seed(settings.settings) == expected
+
+
+def test_a_rollout_seed_that_is_no_number_is_one_line() -> None:
+    changes = [Override("deterministic", False, "t"), Override("verl", {"actor_rollout_ref.rollout.seed": "x"}, "t")]
+    with pytest.raises(UserError, match=r"rollout\.seed: must be a whole number, not 'x'"):
+        rollout.seed(load_settings("cpu", "tiny", "grpo", changes).settings)

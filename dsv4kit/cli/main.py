@@ -8,14 +8,15 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from dsv4kit import __version__
 from dsv4kit.cli import variables
 from dsv4kit.cli.arguments import Parser
 from dsv4kit.errors import UserError
 
-# Verb -> its line in the help. Each is a module of that name here, with `add_arguments` and `run`; only the one that is
-# asked for is imported.
+# Verb -> its line in the help. Each is a module of that name here (with _ for -), with `add_arguments` and `run`; only
+# the one that is asked for is imported.
 VERBS = {
     "plan": "what fits, how big, how long",
     "doctor": "is this cluster ready for a run",
@@ -25,6 +26,7 @@ VERBS = {
     "resume": "go on with a run",
     "cancel": "end a run",
     "profiles": "list profiles, or show one",
+    "proxy-weights": "the first layers of a released checkpoint, for a proxy run",
     "image": "container images: what is inside, how they are built",
     "sandbox": "a real Slurm cluster on this machine (needs root)",
 }
@@ -43,8 +45,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"dsv4kit.cli.{verb.replace('-', '_')}")
+
+
 def _add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
-    importlib.import_module(f"dsv4kit.cli.{verb}").add_arguments(parser)
+    _module(verb).add_arguments(parser)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,9 +58,9 @@ def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     if words[:1] == ["--make"]:  # the Makefile: `--make VERB`, with its variables in the environment
         verb = words[1] if len(words) > 1 else ""
-        words = [verb, *variables.options_from_make(verb, os.environ), *words[2:]]
+        words = [verb, *words[2:], *variables.options_from_make(verb, os.environ)]
     args = build_parser().parse_args(words)
-    status: int = importlib.import_module(f"dsv4kit.cli.{args.verb}").run(args)
+    status: int = _module(args.verb).run(args)
     return status
 
 

@@ -1,0 +1,109 @@
+"""Safetensors files without torch: what is in one, and the copy of a part of it.
+
+The format: eight bytes with the length of a JSON header (little endian), the header with each tensor's type, shape and
+place in what follows, then the tensors' bytes without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from dsv4kit.errors import UserError
+
+_LENGTH = struct.Struct("<Q")
+# The reference implementation refuses longer headers.
+_LONGEST_HEADER = 100_000_000
+_METADATA = "__metadata__"
+_CHUNK = 16 * 2**20
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file; `begin` and `end` count from the file's start."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.end - self.begin
+
+
+class Shard(NamedTuple):
+    """One file: its tensors in the order of their bytes, and the free metadata of its header."""
+
+    path: Path
+    tensors: list[Tensor]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> Shard:
+    """What is in the file. Raises UserError for one that is damaged, cut short or not there."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            start = file.read(_LENGTH.size)
+            (length,) = _LENGTH.unpack(start) if len(start) == _LENGTH.size else (0,)
+            if not 2 <= length <= min(_LONGEST_HEADER, size - _LENGTH.size):
+                raise UserError(f"{path}: not a safetensors file, or cut short at {size} bytes")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path}: its safetensors header is damaged") from None
+    base = _LENGTH.size + length
+    try:
+        metadata = header.pop(_METADATA, {})
+        tensors = [_tensor(name, entry, base) for name, entry in header.items()]
+    except (AttributeError, TypeError, KeyError, ValueError):
+        raise UserError(f"{path}: its safetensors header is damaged") from None
+    tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
+    if tensors and tensors[-1].end > size:
+        raise UserError(f"{path}: cut short: {size} bytes of {tensors[-1].end}; download it again")
+    return Shard(path, tensors, metadata)
+
+
+def _tensor(name: str, entry: Mapping[str, Any], base: int) -> Tensor:
+    begin, end = entry["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError
+    return Tensor(name, str(entry["dtype"]), [int(size) for size in entry["shape"]], base + begin, base + end)
+
+
+def copy_tensors(shard: Shard, wanted: Sequence[Tensor], destination: Path, name_of: Callable[[str], str]) -> None:
+    """Writes a file with the `wanted` tensors of `shard` under new names; no more than a chunk is held in memory."""
+    header: dict[str, Any] = {_METADATA: dict(shard.metadata)} if shard.metadata else {}
+    place = 0
+    for tensor in wanted:
+        header[name_of(tensor.name)] = {
+            "dtype": tensor.dtype,
+            "shape": tensor.shape,
+            "data_offsets": [place, place + tensor.size],
+        }
+        place += tensor.size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned, as the reference implementation has them
+    with shard.path.open("rb") as source, destination.open("xb") as target:
+        target.write(_LENGTH.pack(len(text)) + text)
+        for tensor in wanted:
+            source.seek(tensor.begin)
+            _copy(source, target, tensor.size)
+        target.flush()
+        os.fsync(target.fileno())
+
+
+def _copy(source: BinaryIO, target: BinaryIO, size: int) -> None:
+    while size:
+        chunk = source.read(min(size, _CHUNK))
+        if not chunk:
+            raise UserError(f"{source.name}: shorter than when it was looked at")
+        target.write(chunk)
+        size -= len(chunk)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kit.config.loading import Override, load_settings, load_site
+from dsv4kit.image import render as dockerfiles
+from dsv4kit.image import stack
 from dsv4kit.launch.render import SegmentScript, environment
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.trainer import compose, overrides
@@ -58,9 +60,17 @@ def main() -> None:
     show(
         "render it, first of a process", seconds(lambda: (environment.cache_clear(), largest.render("payload")), 11), ""
     )
+    show("render a Dockerfile, first of a process", seconds(dockerfile, 5), "< 100 ms")
     show("check overrides against verl's tree", seconds(lambda: compose.Tree("ppo_trainer").render(pairs), 5), "")
     show("the same with Hydra", seconds(lambda: by_hydra(pairs), 5), "")
     show("submit a chain of 25 segments (sbatch stubbed)", submit_times(), "< 3 s")
+
+
+def dockerfile() -> None:
+    """Stack read, template compiled, text made."""
+    stack.stacks.cache_clear()
+    dockerfiles.environment.cache_clear()
+    dockerfiles.render("gb200")
 
 
 def by_hydra(pairs: Mapping[str, Any]) -> None:

@@ -19,8 +19,9 @@ ALLOWED = {
     "trainer": {"config", "errors", "quoting", "trainer"},
     "plugin": {"plugin"},
     "node": {"node", "trainer"},
+    "image": {"config", "errors", "image", "packages", "trainer"},
     "sandbox": {"config", "errors", "packages", "sandbox", "launch"},
-    "launch": {"config", "errors", "launch", "node", "plan", "quoting", "trainer"},
+    "launch": {"config", "errors", "image", "launch", "node", "plan", "quoting", "trainer"},
 }
 NODE_MAY_USE_OF_TRAINER = {
     "checkpoint_files",

@@ -1,4 +1,4 @@
-"""The end of an image's build: what imports, what needs a driver, which sources are inside; a bad one has no manifest."""
+"""The end of an image's build: imports, drivers, sources; one that is bad gets no manifest."""
 
 import json
 import os

@@ -107,6 +107,11 @@ def _build_args(stack: Stack, hardware: Hardware, given: Mapping[str, str]) -> d
     for name in ("MAX_JOBS", "NVCC_THREADS"):
         if name in given and not re.fullmatch(r"[1-9][0-9]{0,3}", given[name]):
             raise UserError(f"{name}={given[name]!r}: a number from 1 to 9999")
+    if "@" in given.get("TORCH_INDEX", "") or re.search(r"\s", given.get("TORCH_INDEX", "")):
+        raise UserError(
+            "TORCH_INDEX: an address without a user's name and without spaces; what an engine is told stays in the"
+            " image's history, so credentials belong into pip's own configuration (~/.netrc)"
+        )
     return found | {name: given[name] for name in _OPTIONAL if name in given}
 
 

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev runtime plan doctor submit status logs resume cancel test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
+.PHONY: help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
 
 PYTHON ?= python3
 VENV := .venv
@@ -50,6 +50,9 @@ resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP=]
 
 cancel: setup  ## end a run; what is saved stays [RUN=]
 	@$(KIT) --make cancel
+
+image: setup  ## build a container image and its squashfs: make image HW=cpu [IMAGE= ENGINE= BASE_IMAGE= VERL_SHA= ...]
+	@$(KIT) --make image build
 
 runtime: setup  ## install what HW=cpu trains with: torch, vLLM, verl, Ray (about 3 GB, once) [TORCH_INDEX=]
 	@TORCH_INDEX="$${DSV4KIT_MAKE_TORCH_INDEX:-$$TORCH_INDEX}" $(VENV)/bin/python -c 'from dsv4kit.sandbox.runtime import runtime_python; runtime_python()'

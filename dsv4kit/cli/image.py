@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from dsv4kit.cli import image_build
+
 if TYPE_CHECKING:
     from dsv4kit.image.stack import Stack
 
@@ -25,10 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     render = action("render", "the Dockerfile; with --out DIR all that is needed to build it by hand")
     render.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="BASE_IMAGE, VERL_SHA, ...")
     render.add_argument("--out", metavar="DIR", help="write Dockerfile, locks and the kit there")
+    for name, text in image_build.ACTIONS.items():
+        image_build.add_arguments(name, actions.add_parser(name, help=text, description=text))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints or writes."""
+    """Carries out the action."""
+    if args.action in image_build.ACTIONS:
+        return image_build.run(args)
     return _show(args) if args.action == "show" else _render(args)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsv4kit import packages
+from dsv4kit.config.loading import ROOT
 from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.submission import Submission
 
+# What enters an image where there is no pyxis.
+IMAGE_PROGRAMS = {"bwrap": "bubblewrap", "unsquashfs": "squashfs-tools"}
+
 
 def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -> Submission:
-    """`submission` with the sandbox's Slurm, Python, model and data.
+    """`submission` with the sandbox's Slurm, model and data, and (outside of an image) its Python.
 
     `install` puts in place whatever is missing; without it (a dry run) nothing is touched.
     """
@@ -33,12 +39,17 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
     if not install:
         return _for_show(submission)
     require_root()
-    python = runtime.runtime_python(torch_index=torch_index)
-    assets = runtime.assets_dir(python)
+    image = submission.site.container.image
+    if image is None:
+        environment = runtime.runtime_python(torch_index=torch_index)
+        python, programs, assets = str(environment), environment.parents[1], runtime.assets_dir(environment)
+    else:
+        packages.require(IMAGE_PROGRAMS, "running in an image on this machine")
+        python, programs, assets = submission.python, Path(image).parent, _assets_by(image, submission.python)
     submission.run.path.parent.mkdir(parents=True, exist_ok=True)
     if running is None:
         print(f"sandbox: starting Slurm with {spec.nodes} nodes on this machine", flush=True)
-    running = Sandbox.up(spec, share=[submission.run.path.parent, python.parents[1], assets])
+    running = Sandbox.up(spec, share=[submission.run.path.parent, programs, assets])
     return _with(submission, Slurm(running.client_env), python, assets)
 
 
@@ -51,15 +62,35 @@ def _for_show(submission: Submission) -> Submission:
 
     running = Sandbox.load()
     slurm = Slurm(running.client_env if running else None)
+    missing = cache_dir() / "not-installed-yet"
+    if submission.site.container.image is not None:
+        return _with(submission, slurm, submission.python, missing)
     try:
         python = runtime.runtime_python(install=False)
     except UserError:
-        missing = cache_dir() / "not-installed-yet"
-        return _with(submission, slurm, missing / "bin" / "python", missing)
-    return _with(submission, slurm, python, runtime.assets_dir(python))
+        return _with(submission, slurm, str(missing / "bin" / "python"), missing)
+    return _with(submission, slurm, str(python), runtime.assets_dir(python))
 
 
-def _with(submission: Submission, slurm: Slurm, python: Path, assets: Path) -> Submission:
+def _with(submission: Submission, slurm: Slurm, python: str, assets: Path) -> Submission:
+    """The submission with these; what runs in an image sees the assets, read-only."""
+    site, container = submission.site, submission.site.container
+    if container.image is not None:
+        mounts = [*container.mounts, f"{assets}:{assets}:ro"]
+        site = site.model_copy({"container": container.model_copy({"mounts": mounts})})
     return dataclasses.replace(
-        submission, slurm=slurm, python=str(python), model_path=str(assets / "model"), data_dir=str(assets)
+        submission, site=site, slurm=slurm, python=python, model_path=str(assets / "model"), data_dir=str(assets)
     )
+
+
+def _assets_by(image: str, python: str) -> Path:
+    """The toy model and data, made by the Python of the image."""
+    from dsv4kit.sandbox import runtime
+
+    def within(writable: Path) -> list[str]:
+        scripts, enter = runtime.MAKE_ASSETS.parent, ROOT / "dsv4kit" / "node" / "enter_image.sh"
+        mounts = [f"{scripts}:{scripts}:ro", f"{writable}:{writable}"]
+        return ["bash", str(enter), image, empty, str(writable), "ro", "/", *mounts, "--"]
+
+    with tempfile.TemporaryDirectory() as empty:
+        return runtime.assets_dir(python, within)

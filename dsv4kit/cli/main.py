@@ -56,9 +56,8 @@ def _add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses and runs; raises UserError for what the user got wrong."""
     words = list(arguments)
-    if words[:1] == ["--make"]:  # the Makefile: `--make VERB`, with its variables in the environment
-        verb = words[1] if len(words) > 1 else ""
-        words = [verb, *words[2:], *variables.options_from_make(verb, os.environ)]
+    if words[:1] == ["--make"]:  # the Makefile: `--make VERB [ACTION]`, with its variables in the environment
+        words = [*words[1:], *variables.options_from_make(" ".join(words[1:]), os.environ)]
     args = build_parser().parse_args(words)
     status: int = _module(args.verb).run(args)
     return status

@@ -13,6 +13,7 @@ from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
     from dsv4kit.config.loading import Override
+    from dsv4kit.config.site import Site
     from dsv4kit.launch.submission import Submission
 
 
@@ -106,10 +107,24 @@ def request(args: argparse.Namespace) -> Submission:
     chosen = _selection(args)
     resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides_of(args))
     site = load_site(chosen["site"])
+    if args.image:
+        site = _in_image(site, args.image)
     name = checked_name(args.run if args.run is not None else _new_name(resolved.settings.profile))
     return Submission(
         resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
     )
+
+
+def _in_image(site: Site, image: str) -> Site:
+    """The site with the image the user names; a relative path is from here."""
+    import os
+
+    from dsv4kit.config import site_values
+
+    try:
+        return site.in_image(str(site_values.image(os.path.abspath(image))))
+    except ValueError as error:
+        raise UserError(f"IMAGE={image!r}: {error}") from None
 
 
 def overrides_of(args: argparse.Namespace) -> list[Override]:

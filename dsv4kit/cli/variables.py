@@ -72,13 +72,25 @@ SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
 CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
+IMAGE = Variable("IMAGE", "squashfs image to run in (bubblewrap, where the site has no containers), or to write")
+ENGINE = Variable("ENGINE", "what builds: docker, podman or buildah; default: the first that is usable here")
+BUILD_VARIABLES = (
+    Variable("STACK", "what is inside, another than the hardware's usual; see `dsv4kit image show`"),
+    Variable("BASE_IMAGE", "the base, with its digest"),
+    Variable("VERL_SHA", "full sha of the verl to build in"),
+    Variable("MAX_JOBS", "compilers at the same time; each takes up to 8 GB"),
+    Variable("NVCC_THREADS", "threads of one nvcc"),
+    TORCH_INDEX,
+)
+SET_OF_BUILD = Variable("SET", "any other variable of the Dockerfile, NAME=VALUE", many=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
-    "submit": (*SELECTION, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
-    "doctor": (*SELECTION, *SETTINGS, *FREE, TORCH_INDEX),
+    "submit": (*SELECTION, IMAGE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
+    "doctor": (*SELECTION, IMAGE, *SETTINGS, *FREE, TORCH_INDEX),
+    "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
     "resume": (RUN, SETTINGS[1], FROM_STEP, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
@@ -101,7 +113,8 @@ def options_from_make(verb: str, environ: Mapping[str, str]) -> list[str]:
     for name in environ.get(NAMES, "").split():
         if name not in known:
             allowed = ", ".join(known) or "none"
-            raise UserError(f"make {verb}: unknown variable {name}; allowed: {allowed}{nearest(name, known)}")
+            target = verb.partition(" ")[0]
+            raise UserError(f"make {target}: unknown variable {name}; allowed: {allowed}{nearest(name, known)}")
         variable, value = known[name], environ.get(VALUE + name, "")
         if variable.flag:
             options.append(variable.option if is_true(value, name) else variable.option.replace("--", "--no-", 1))

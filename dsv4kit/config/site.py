@@ -102,3 +102,11 @@ class Site(Section):
     )
     setup_limit_s: PositiveInt = setting(default=900, description="a node whose setup takes longer has failed")
     follow: bool = setting(description="`submit` stays and shows the run until it ends")
+
+    def in_image(self, image: str) -> Site:
+        """This site with another image. One without containers enters it by bubblewrap, with the image's own Python."""
+        container = self.container.model_copy({"image": image})
+        if container.runtime != "none":
+            return Site.model_validate({**self.model_dump(), "container": container.model_dump()})
+        container = container.model_copy({"runtime": "bwrap"})
+        return Site.model_validate({**self.model_dump(), "container": container.model_dump(), "python": "python3"})

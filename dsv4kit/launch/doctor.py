@@ -15,7 +15,8 @@ from typing import Literal
 
 from dsv4kit.config import time_limit
 from dsv4kit.errors import UserError
-from dsv4kit.launch import image_architecture, site_files
+from dsv4kit.image import contents, fit
+from dsv4kit.launch import site_files
 from dsv4kit.launch.render import SegmentScript, knows_segment
 from dsv4kit.launch.submission import Submission
 
@@ -122,15 +123,21 @@ def accepted(submission: Submission) -> Iterator[Finding]:
 
 def image(submission: Submission) -> Iterator[Finding]:
     """Whether the image can be read and fits the hardware."""
-    path, hardware = submission.site.container.image, submission.resolved.settings.hardware
+    path = submission.site.container.image
     if path is None:
         return
     wrong = [*site_files.image_problems(path)]
-    if not wrong:
-        wrong += filter(None, [image_architecture.problem(path, hardware)])
+    try:
+        if not wrong:
+            wrong += fit.problems(path, submission.resolved.settings)
+        if not wrong:
+            inside = contents.manifest(path)
+            stack = f"stack {inside.get('stack')}" if inside else "made without the kit, so not looked into further"
+            kind = f"{contents.architecture(path) or 'unknown processor'}, {stack}"
+    except contents.UnreadableError as error:
+        kind = str(error)
     yield from (Finding("problem", "image", problem) for problem in wrong)
     if not wrong:
-        kind = image_architecture.architecture(path) or "architecture not looked at: no unsquashfs here"
         yield Finding("ok", "image", f"{path}: {os.path.getsize(path) / 1e9:.1f} GB, {kind}")
 
 

@@ -16,7 +16,7 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dsv4kit.config.cache import cache_dir
@@ -57,11 +57,16 @@ def runtime_python(install: bool = True, torch_index: str | None = None, log: Lo
     return environment / "bin" / "python"
 
 
-def assets_dir(python: Path) -> Path:
-    """The tiny model and toy data, made by `python` where they are missing (seconds)."""
+def assets_dir(python: Path | str, within: Callable[[Path], Sequence[str]] | None = None) -> Path:
+    """The tiny model and toy data, made by `python` where they are missing (seconds).
+
+    `within` gives the command that enters a container in which their directory can be written to.
+    """
     assets = cache_dir() / "tiny" / hashlib.sha256(MAKE_ASSETS.read_bytes()).hexdigest()[:16]
     if not assets.is_dir():
-        made = subprocess.run([python, MAKE_ASSETS, assets], capture_output=True, text=True, env=_clean_environment())
+        assets.parent.mkdir(parents=True, exist_ok=True)
+        command = [*(within(assets.parent) if within else ()), str(python), str(MAKE_ASSETS), str(assets)]
+        made = subprocess.run(command, capture_output=True, text=True, env=_clean_environment())
         if made.returncode != 0:
             lines = made.stderr.strip().splitlines() or ["no message"]
             raise UserError(f"{assets}: the tiny assets could not be made: {lines[-1]}")

@@ -10,7 +10,7 @@ import pytest
 from dsv4kit.cli import main, variables
 from dsv4kit.cli.submit import overrides_of
 from dsv4kit.config.loading import load_settings
-from dsv4kit.launch import image_architecture
+from dsv4kit.image import contents, fit
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
@@ -122,13 +122,13 @@ def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_image_for_another_cpu_is_refused(image: Path) -> None:
-    assert image_architecture.architecture(str(image)) == "aarch64"
-    h100 = load_settings("h100", "dsv4-pro", "grpo").settings.hardware
-    gb200 = load_settings("gb200", "dsv4-pro", "grpo").settings.hardware
-    assert "built for aarch64, and h100 is x86_64" in str(image_architecture.problem(str(image), h100))
-    assert image_architecture.problem(str(image), gb200) is None
+    assert contents.architecture(str(image)) == "aarch64"
+    h100 = load_settings("h100", "dsv4-pro", "grpo").settings
+    gb200 = load_settings("gb200", "dsv4-pro", "grpo").settings
+    assert "built for aarch64, and h100 is x86_64" in str(fit.problem(str(image), h100))
+    assert fit.problem(str(image), gb200) is None
 
 
 def test_an_image_nobody_can_look_into_is_not_refused(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/none")
-    assert image_architecture.architecture(str(image)) is None
+    assert fit.problem(str(image), load_settings("h100", "dsv4-pro", "grpo").settings) is None

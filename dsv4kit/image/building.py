@@ -1,0 +1,160 @@
+"""`image build`: context, engine, squashfs; an image that is there already and good is used again."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsv4kit.config.cache import cache_dir
+from dsv4kit.errors import UserError
+from dsv4kit.image import base, host_settings, importing, record, space
+from dsv4kit.image.context import BuildContext, write_context
+from dsv4kit.image.engines import Build, Engine, choose, remove_tree
+from dsv4kit.image.progress import Progress
+from dsv4kit.image.record import Record
+from dsv4kit.image.render import architecture_of, hardware_of
+from dsv4kit.image.stack import stack_for
+
+_BINFMT = Path("/proc/sys/fs/binfmt_misc")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be built: `variables` as `write_context` knows them, `out` the squashfs, `engine` one by name."""
+
+    hardware: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    out: Path | None = None
+    engine: str | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """The squashfs and its record; `reused`: it was there already."""
+
+    path: Path
+    record: Record
+    reused: bool
+
+
+def directory() -> Path:
+    """Where images are built and kept on this machine, unless they are given another place."""
+    return cache_dir() / "images"
+
+
+def build(request: Request, progress: Progress) -> Built:
+    """Builds the image and writes its squashfs. Every failure is a UserError, with nothing half-written left."""
+    machine = hardware_of(request.hardware)
+    architecture = architecture_of(machine)
+    variables = dict(request.variables)
+    stack = stack_for(request.hardware, variables.get("STACK") or None)
+    local_base = None
+    if not variables.get("BASE_IMAGE") and stack.base.digest is None and base.suite_of(stack.base.image):
+        local_base = variables["BASE_IMAGE"] = base.local_name(stack.base.image, architecture)
+    with _context(request.hardware, variables) as context:
+        out = (request.out or default_path(context)).absolute()
+        if found := _reusable(out, context):
+            return Built(out, found, reused=True)
+        if out.exists():
+            known = record.load(out)
+            what = f"stack {known.stack_hash[:12]}" if known and known.stack_hash else "something else"
+            raise UserError(
+                f"IMAGE={str(out)!r}: exists already and has {what} inside, not {context.stack_hash[:12]}; remove it,"
+                " or name another file"
+            )
+        check_processor(architecture)
+        with one_at_a_time(progress):
+            engine = choose(request.engine, directory() / "build")
+            engine.prepare()
+            _require_space(engine, context, machine.device, out)
+            log = directory() / "build.log"
+            log.unlink(missing_ok=True)
+            progress(f"{engine.program} builds {context.tag}; all output goes to {log}")
+            if local_base:
+                base.provide(engine, stack.base.image, architecture, log, progress)
+            mounts = host_settings.mounts(engine.directory / "host", os.environ)
+            engine.build(
+                Build(
+                    context.directory,
+                    context.dockerfile,
+                    context.tag,
+                    architecture,
+                    {name: value for name, value in context.build_args.items() if value},
+                    mounts,
+                ),
+                log,
+                progress,
+            )
+            made = importing.to_file(
+                engine,
+                context.tag,
+                out,
+                architecture,
+                log,
+                progress,
+                stack_hash=context.stack_hash,
+                hardware=context.hardware,
+            )
+    return Built(out, made, reused=False)
+
+
+def default_path(context: BuildContext) -> Path:
+    """A name that no other content has."""
+    name = f"dsv4kit-{context.hardware}-{context.stack}-{context.architecture}-{context.stack_hash[:12]}.sqsh"
+    return directory() / name
+
+
+def check_processor(architecture: str) -> None:
+    """Refuses to build for a processor this machine neither has nor emulates."""
+    if architecture == os.uname().machine:
+        return
+    with contextlib.suppress(OSError):
+        if "enabled" in (_BINFMT / f"qemu-{architecture}").read_text():
+            return
+    raise UserError(
+        f"this machine is {os.uname().machine}, the image is for {architecture}, and there is no emulation"
+        f" (binfmt_misc has no qemu-{architecture}): build it on a machine with such a processor"
+    )
+
+
+@contextlib.contextmanager
+def one_at_a_time(progress: Progress) -> Iterator[None]:
+    """The lock of all builds and imports on this machine; a process that dies lets go of it."""
+    directory().mkdir(parents=True, exist_ok=True)
+    with (directory() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            progress("another build is running; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _context(hardware: str, variables: Mapping[str, str]) -> Iterator[BuildContext]:
+    directory().mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="context-", dir=directory()))
+    try:
+        yield write_context(hardware, made, variables)
+    finally:
+        remove_tree(made)
+
+
+def _reusable(out: Path, context: BuildContext) -> Record | None:
+    found = record.load(out)
+    if found and (found.stack_hash, found.architecture) == (context.stack_hash, context.architecture):
+        return found
+    return None
+
+
+def _require_space(engine: Engine, context: BuildContext, device: str, out: Path) -> None:
+    storage, file = space.needs(device)
+    wanted = {out.parent: file}
+    if not engine.has(context.tag):
+        wanted[engine.storage()] = storage
+    space.require(wanted)

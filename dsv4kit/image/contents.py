@@ -1,0 +1,65 @@
+"""What is in a squashfs image, read without root and without unpacking it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from dsv4kit.errors import UserError
+
+# Where the image's build writes what it found inside.
+MANIFEST = "opt/dsv4kit/manifest.json"
+
+# Real files, not links, in Debian's, Ubuntu's and Red Hat's layouts.
+_PROGRAMS = ("usr/bin/bash", "bin/bash", "usr/bin/busybox", "bin/busybox")
+_MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
+_PATIENCE_S = 20
+
+
+class UnreadableError(UserError):
+    """Nothing on this machine can look into the image."""
+
+
+def read(image: str, path: str) -> bytes | None:
+    """A file of the image by its path without the leading `/`; None where there is none.
+
+    Raises UnreadableError without squashfs-tools 4.5.
+    """
+    try:
+        done = subprocess.run(
+            ["unsquashfs", "-cat", image, path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+        )
+    except FileNotFoundError:
+        raise UnreadableError(f"{image}: not looked into: there is no unsquashfs here (squashfs-tools)") from None
+    except subprocess.TimeoutExpired:
+        raise UnreadableError(f"{image}: unsquashfs gave no answer in {_PATIENCE_S} s") from None
+    if b"invalid option" in done.stderr:
+        raise UnreadableError(f"{image}: not looked into: unsquashfs here has no -cat (squashfs-tools 4.5 has)")
+    return done.stdout if done.returncode == 0 else None
+
+
+def architecture(image: str) -> str | None:
+    """`x86_64` or `aarch64` as `uname -m` says it; None where no program in it tells. Raises UnreadableError."""
+    for program in _PROGRAMS:
+        header = (read(image, program) or b"")[:20]
+        if header[:4] == b"\x7fELF" and len(header) == 20:
+            return _MACHINES.get(int.from_bytes(header[18:20], "big" if header[5] == 2 else "little"))
+    return None
+
+
+def manifest(image: str) -> dict[str, Any] | None:
+    """`/opt/dsv4kit/manifest.json`; None in an image that was made without the kit. Raises UserError when damaged."""
+    content = read(image, MANIFEST)
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{image}: /{MANIFEST} in it is damaged")
+    return found

@@ -15,6 +15,13 @@ export DSV4KIT_MAKE_VARIABLES := $(filter-out PYTHON,$(CLI_VARIABLES))
 $(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
 $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
+# The kit knows what its verbs take; the other targets take these.
+KIT_TARGETS := submit plan doctor status logs resume cancel image
+OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(or $(MAKECMDGOALS),help))
+OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime,$(OWN_TARGETS)), TORCH_INDEX)
+UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
+$(if $(and $(OWN_TARGETS),$(UNKNOWN)),$(error make $(firstword $(OWN_TARGETS)): unknown variable $(firstword $(UNKNOWN)); allowed: $(OWN_VARIABLES)))
+
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 

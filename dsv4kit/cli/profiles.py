@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from dsv4kit.errors import UserError, nearest
@@ -27,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
     known = combinations()
     if args.action == "list":
+        if args.name is not None:
+            raise UserError(f"profiles list: takes no name; `dsv4kit profiles show {shlex.quote(args.name)}` shows one")
         rows = [_row(name, combination) for name, combination in known.items()]
         if args.json:
             print(json.dumps(rows, indent=2))

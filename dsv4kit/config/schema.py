@@ -28,6 +28,7 @@ Share = Annotated[float, Between(0, 1)]
 Nodes = Annotated[int, Between(1, 20_000)]
 SlurmName = Annotated[str, Check(site_values.slurm_name)]
 EnvName = Annotated[str, Check(site_values.variable)]
+ModuleName = Annotated[str, Check(site_values.module)]
 EnvValue = Annotated[Text, Check(site_values.line)]
 
 
@@ -129,7 +130,7 @@ class Recipe(Section):
 
     name: str
     description: str
-    module: str = setting(description="the unmodified verl module that is run as the driver")
+    module: ModuleName = setting(description="the unmodified verl module that is run as the driver")
     config_name: str = setting(description="verl's Hydra configuration, as the wheel names it")
     launcher: Literal["ray", "torchrun"] = setting(
         default="ray",
@@ -169,7 +170,9 @@ class Rollout(Section):
 class Reward(Section):
     """A reward function of one's own; null takes verl's, chosen by the data's `data_source`."""
 
-    function_path: str | None = setting(description="Python file, or `pkg://module` for one of the kit's own")
+    function_path: Annotated[str | None, Check(site_values.function_file)] = setting(
+        description="Python file, or `pkg://module` for one of the kit's own"
+    )
     function_name: str | None = None
     manager: str | None = setting(default=None, description="verl's reward manager; null: verl's default")
     overlong_buffer_tokens: PositiveInt | None = setting(
@@ -182,7 +185,9 @@ class Checkpoint(Section):
     """What is saved, and what a complete checkpoint therefore holds."""
 
     contents: Annotated[list[Literal["model", "optimizer", "extra"]], Check(_saves_something)]
-    directory: str | None = setting(default=None, description="verl's default_local_dir; null: checkpoints/ in the run")
+    directory: Annotated[str | None, Check(site_values.absolute_or_none)] = setting(
+        default=None, description="verl's default_local_dir; null: checkpoints/ in the run"
+    )
     dist_checkpoint_path: str | None = setting(
         default=None,
         description="Megatron shards to load the base weights from; with it the model is saved as bf16 shards too,"
@@ -333,8 +338,8 @@ class Settings(Section):
         description="where verl sends metrics (LOGGER); console and file are always among them, the kit reads both",
     )
     deterministic: bool = setting(description="a seed per sample and a fixed batch order: resumes are bit-identical")
-    plugins: dict[str, bool] = setting(
+    plugins: dict[ModuleName, bool] = setting(
         description="module: whether verl imports it in every process (VERL_USE_EXTERNAL_MODULES)"
     )
-    env: dict[str, Text] = setting(description="environment of every process on every node, set before Ray starts")
+    env: dict[EnvName, Text] = setting(description="environment of every process on every node, set before Ray starts")
     verl: dict[str, Any] = setting(description="verl's own keys, dotted, for what has no field here")

@@ -1,10 +1,12 @@
-"""What the texts of a site may be: they end up in batch scripts, mount lists and Slurm's command line.
+"""What the texts of a site and of the settings may be: they end up in batch scripts, mount lists, Slurm's command line
+and imports.
 
 Each function returns its value, or raises ValueError with what is allowed.
 """
 
 from __future__ import annotations
 
+import keyword
 import re
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -66,8 +68,27 @@ def mount(value: str) -> str:
 def variable(name: str) -> str:
     """A name the shell can export."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("not the name of an environment variable")
+        raise ValueError("not the name of an environment variable: letters, digits and _, no digit first")
     return name
+
+
+def module(name: str) -> str:
+    """The dotted name of a Python module."""
+    if not all(part.isidentifier() and part.isascii() and not keyword.iskeyword(part) for part in name.split(".")):
+        raise ValueError("not the name of a Python module; verl.trainer.main_ppo is one")
+    return name
+
+
+def function_file(value: str | None) -> str | None:
+    """A Python file, or `pkg://module`."""
+    if value is None:
+        return None
+    if value.startswith("pkg://"):
+        module(value.removeprefix("pkg://"))
+        return value
+    if not value.startswith("/"):
+        raise ValueError("neither the absolute path of a Python file nor pkg://module")
+    return line(value)
 
 
 def slurm_name(value: str) -> str:

@@ -82,7 +82,10 @@ class Submission:
         if image and (wrong := fit.problem(image, settings)):
             raise UserError(wrong)
         given = [("model.path", settings.model.path), *(("data", path) for path in _data_files(settings.data))]
-        for key, path in (*given, ("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path)):
+        given.append(("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path))
+        if (reward := settings.reward.function_path) and "://" not in reward:
+            given.append(("reward.function_path", reward))
+        for key, path in given:
             _check_readable(key, path, sources)
         for problem in self.data.problems:
             raise UserError(problem)

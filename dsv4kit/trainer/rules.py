@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsv4kit.config.schema import Settings
+from dsv4kit.errors import nearest
 from dsv4kit.trainer.features import Features, features_of
 from dsv4kit.trainer.pairs import data_parallel, is_sft, longest_sequence, micro_batch_tokens, replica_gpus
 from dsv4kit.trainer.rollout import expert_parallel
@@ -21,6 +23,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 # DeepGEMM's MXFP4 experts on GB200 died in vLLM's profiling run at 10,240 batched tokens, and ran at this many.
 _DEEP_GEMM_TOKENS = 4096
 _BLACKWELL = 100
+_PLUGINS = Path(__file__).parents[1] / "plugin"
 
 
 @dataclass(frozen=True)
@@ -142,8 +145,8 @@ def _fitting_nodes(settings: Settings, prompts: int) -> str:
     unit, wanted = node_unit(settings), settings.schedule.nodes
     per_unit = data_parallel(settings) * unit // wanted
     fitting = [n * unit for n in range(1, 4 * wanted // unit + 2) if prompts * settings.rollout.n % (n * per_unit) == 0]
-    nearest = sorted(sorted(fitting, key=lambda n: abs(n - wanted))[:2])
-    return f", or NODES={' or '.join(map(str, nearest))}" if nearest else ""
+    closest = sorted(sorted(fitting, key=lambda n: abs(n - wanted))[:2])
+    return f", or NODES={' or '.join(map(str, closest))}" if closest else ""
 
 
 def _multiples(number: int, step: int) -> str:
@@ -306,6 +309,18 @@ def determinism(case: Case) -> Iterator[str]:
         )
 
 
+def kit_modules(case: Case) -> Iterator[str]:
+    """Names of the kit's own modules; what else is in the image can only be seen there."""
+    settings, prefix = case.settings, "pkg://"
+    named: list[tuple[str, object, str]] = [(f"plugins.{name}", on, name) for name, on in settings.plugins.items()]
+    if (path := settings.reward.function_path) and path.startswith(prefix):
+        named.append(("reward.function_path", path, path.removeprefix(prefix)))
+    known = [f"dsv4kit.plugin.{file.stem}" for file in sorted(_PLUGINS.glob("[a-z]*.py"))]
+    for key, value, name in named:
+        if name.partition(".")[0] == "dsv4kit" and name not in known:
+            yield f"{case.said(key, value)}: the kit has no module {name!r}{nearest(name, known)}"
+
+
 def dead_keys(case: Case) -> Iterator[str]:
     """Keys verl has and never reads."""
     for key, reason in DEAD.items():
@@ -336,6 +351,7 @@ RULES: tuple[Rule, ...] = (
     tokens_of_prompts,
     dynamic_batches,
     determinism,
+    kit_modules,
     dead_keys,
     mini_batch,
     batch_tokens,

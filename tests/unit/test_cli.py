@@ -73,6 +73,30 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["cancel", "nothing"], "no such run"),
         (["statsu"], "(did you mean 'status'?)"),
         (["profiles", "show", "grpo-tiny-cqu"], "(did you mean 'grpo-tiny-cpu'?)"),
+        (["profiles", "list", "x y"], "profiles list: takes no name; `dsv4kit profiles show 'x y'` shows one"),
+        (
+            ["submit", "--hw=cpu", "--set=checkpoint.directory=here"],
+            "checkpoint.directory='here': not an absolute path",
+        ),
+        (["submit", "--hw=cpu", "--set=recipe.module=verl trainer"], "recipe.module='verl trainer': not the name of a"),
+        (["submit", "--hw=cpu", "--set=recipe.module=verl..x"], "not the name of a Python module"),
+        (["submit", "--hw=cpu", "--set=env.A-B=1"], "env.A-B='A-B': not the name of an environment variable: letters,"),
+        (["submit", "--hw=cpu", "--set=plugins.a-b=True"], "plugins.a-b='a-b': not the name of a Python module"),
+        (
+            ["submit", "--hw=cpu", "--set=plugins.dsv4kit.plugin.segmentstop=True"],
+            "SET plugins.dsv4kit.plugin.segmentstop=True: the kit has no module 'dsv4kit.plugin.segmentstop' (did you"
+            " mean 'dsv4kit.plugin.segment_stop'?)",
+        ),
+        (["submit", "--hw=cpu", "--set=reward.function_path=r.py"], "neither the absolute path of a Python file nor"),
+        (
+            ["submit", "--hw=cpu", "--set=reward.function_path=/none/r.py"],
+            "SET reward.function_path: '/none/r.py' does not exist",
+        ),
+        (
+            ["submit", "--hw=cpu", "--set=reward.function_path=pkg://dsv4kit.plugin.toy_rewards"],
+            "(did you mean 'dsv4kit.plugin.toy_reward'?)",
+        ),
+        (["submit", "--hw=cpu", "--set=reward.function_path=pkg://a/b"], "not the name of a Python module"),
     ],
 )
 def test_a_mistake_is_one_line(refused: Refused, words: list[str], expected: str) -> None:
@@ -201,6 +225,30 @@ def test_make_names_every_variable_it_was_given(handed_over: Callable[..., dict[
     found = handed_over("HW=cpu", "NODE=2")
     assert {"HW", "NODE"} <= set(found[variables.NAMES].split())
     assert found["argv"] == ["--make", "submit"]  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["test-unit", "FOO=1"], "make test-unit: unknown variable FOO; allowed: PYTHON."),
+        (["help", "FOO=$(shell touch {0})"], "make help: unknown variable FOO"),
+        (["FOO=1"], "make help: unknown variable FOO"),
+        (["runtime", "TORCH=1"], "unknown variable TORCH; allowed: PYTHON TORCH_INDEX."),
+        (["lint", "TORCH_INDEX=1"], "make lint: unknown variable TORCH_INDEX; allowed: PYTHON."),
+    ],
+)
+def test_make_without_the_kit_takes_no_unknown_variables_either(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    done = make(*(word.format(tmp_path / "pwned") for word in words))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert expected in done.stderr
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_makes_list_of_the_kits_targets_is_that_of_the_verbs() -> None:
+    (line,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("KIT_TARGETS")]
+    assert set(line.split()[2:]) == {verb.split()[0] for verb in variables.BY_VERB}
 
 
 def test_make_help_lists_every_target() -> None:

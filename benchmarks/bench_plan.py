@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml
@@ -32,8 +31,7 @@ def pro_on_h100() -> Question:
     tree["model"] = load_yaml(HERE / "models" / "dsv4-pro.yaml")["model"]
     asked = question(schema.Settings.model_validate(tree))
     assert asked is not None
-    return replace(
-        asked,
+    return asked._replace(
         parallel=Parallel(64, 8, pipeline=32, expert=8),
         work=Work(64, 2048, 4096, 6144),
         rollout=Rollout(8, 8, 64),

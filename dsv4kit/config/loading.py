@@ -7,9 +7,8 @@ A profile is merged from general to particular: recipe, model, what the profile 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -32,8 +31,7 @@ _NOT_SETTINGS = ("defaults", "for", "bases")
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(NamedTuple):
     """One value of the user's: a dotted settings key, the value, and what it was written as (`STEPS=16`)."""
 
     key: str
@@ -41,12 +39,11 @@ class Override:
     source: str
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A resolved profile; `sources` maps each dotted key to the file or variable its value came from."""
 
     settings: Settings
-    sources: Mapping[str, str] = field(repr=False)
+    sources: Mapping[str, str]
 
 
 def names(kind: str) -> list[str]:

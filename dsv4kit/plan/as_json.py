@@ -121,7 +121,7 @@ def _segment(segment: SegmentPlan) -> dict[str, Any]:
     return {
         "steps": segment.steps,
         "fitting_steps": segment.fitting_steps,
-        "count": segment.count,
+        "count": segment.segments,
         "duration_s": _r(segment.duration_s),
         "save_s": _r(segment.timing.save_s),
         "useful": _r(segment.useful, 4),

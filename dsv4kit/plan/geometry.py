@@ -6,7 +6,6 @@ The sums agree with what is published to the rounding of the publication (tests/
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 SWA, CSA, HCA = 0, 4, 128
@@ -17,8 +16,7 @@ KIND_NAMES = {SWA: "SWA", CSA: "CSA", HCA: "HCA"}
 FP8_BYTES, MXFP4_BYTES, BF16_BYTES, FP32_BYTES = 1 + 1 / 128**2, 0.5 + 1 / 32, 2, 4
 
 
-@dataclass(frozen=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Shape of one model; field names after its `config.json`. `compress_ratios` has the MTP layers last."""
 
     num_layers: int
@@ -43,7 +41,7 @@ class Geometry:
 
     def truncated(self, layers: int) -> Geometry:
         """The first `layers` layers with embedding and head, without MTP: a proxy model."""
-        return replace(self, num_layers=layers, mtp_layers=0, compress_ratios=self.compress_ratios[:layers])
+        return self._replace(num_layers=layers, mtp_layers=0, compress_ratios=self.compress_ratios[:layers])
 
     @property
     def layer_ratios(self) -> tuple[int, ...]:

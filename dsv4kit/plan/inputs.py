@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dsv4kit.plan.geometry import Geometry
 
 Recipe = Literal["grpo", "sft"]
 
 
-@dataclass(frozen=True)
-class Hardware:
+class Hardware(NamedTuple):
     """One kind of node."""
 
     name: str
@@ -25,8 +23,7 @@ class Hardware:
     pinned_counts_as_used: bool = True
 
 
-@dataclass(frozen=True)
-class Parallel:
+class Parallel(NamedTuple):
     """Megatron's split of the actor over `nodes` x `gpus_per_node` GPUs (order tp-cp-ep-dp-pp)."""
 
     nodes: int
@@ -57,8 +54,7 @@ class Parallel:
         return self.world // (self.pipeline * self.expert)
 
 
-@dataclass(frozen=True)
-class Rollout:
+class Rollout(NamedTuple):
     """One vLLM replica and its memory share; `sleep_level` 1 keeps a copy of its weights on the host."""
 
     tensor: int
@@ -75,8 +71,7 @@ class Rollout:
         return self.tensor * self.data
 
 
-@dataclass(frozen=True)
-class Levers:
+class Levers(NamedTuple):
     """Where the optimizer lives, and in what precision."""
 
     cpu_offload: bool = False
@@ -95,8 +90,7 @@ class Levers:
         return self.offload_fraction if self.cpu_offload else 0.0
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """One step: sequences, their lengths, and the tokens of one micro-batch on one rank."""
 
     sequences: int
@@ -110,8 +104,7 @@ class Work:
         return self.prompt_tokens + self.response_tokens
 
 
-@dataclass(frozen=True)
-class Schedule:
+class Schedule(NamedTuple):
     """Length of the run and of a segment."""
 
     steps: int = 1000
@@ -121,8 +114,7 @@ class Schedule:
     warm_jit: bool = False
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """Everything the planner needs to know."""
 
     model: str
@@ -134,11 +126,11 @@ class Question:
     layout: str | None = None
     mtp: bool = False
     rollout: Rollout | None = None
-    levers: Levers = field(default_factory=Levers)
+    levers: Levers = Levers()
     contents: tuple[str, ...] = ("model", "extra")
     dist_checkpoint: bool = False
     fully_reshardable: bool = False
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: Schedule = Schedule()
     env: tuple[tuple[str, str], ...] = ()
 
     @property

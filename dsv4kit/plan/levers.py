@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
@@ -86,92 +85,91 @@ def _changes(q: Question, rollout_fits: bool) -> Iterator[tuple[str, str, Questi
         yield (
             "precision-aware optimizer",
             "optimizer.precision_aware=true",
-            replace(q, levers=replace(lever, precision_aware=True)),
+            q._replace(levers=lever._replace(precision_aware=True)),
         )
     if not lever.bf16_gradients:
         yield (
             "bf16 gradient buffers",
             "optimizer.bf16_gradients=true",
-            replace(q, levers=replace(lever, bf16_gradients=True)),
+            q._replace(levers=lever._replace(bf16_gradients=True)),
         )
     if not (lever.precision_aware or lever.bf16_gradients):
         yield (
             "precision-aware optimizer and bf16 gradient buffers",
             "optimizer.precision_aware=true optimizer.bf16_gradients=true",
-            replace(q, levers=replace(lever, precision_aware=True, bf16_gradients=True)),
+            q._replace(levers=lever._replace(precision_aware=True, bf16_gradients=True)),
         )
     if not (lever.cpu_offload or (lever.precision_aware and lever.bf16_gradients)):
         yield (
             "precision-aware, bf16 gradients, Adam on the CPU",
             "optimizer.precision_aware=true optimizer.bf16_gradients=true optimizer.cpu_offload=true",
-            replace(q, levers=replace(lever, precision_aware=True, bf16_gradients=True, cpu_offload=True)),
+            q._replace(levers=lever._replace(precision_aware=True, bf16_gradients=True, cpu_offload=True)),
         )
     if not lever.cpu_offload:
         yield (
             "Adam on the CPU",
             "optimizer.cpu_offload=true",
-            replace(q, levers=replace(lever, cpu_offload=True, offload_fraction=1.0)),
+            q._replace(levers=lever._replace(cpu_offload=True, offload_fraction=1.0)),
         )
     for fraction in (1.0, 0.75, 0.5):
         if lever.cpu_offload and fraction != lever.offload_fraction:
             yield (
                 f"{fraction:.0%} of Adam on the CPU",
                 f"optimizer.offload_fraction={fraction:g}",
-                replace(q, levers=replace(lever, offload_fraction=fraction)),
+                q._replace(levers=lever._replace(offload_fraction=fraction)),
             )
     if lever.pinned_round_threshold_mb is None:
         yield (
             "pinned tensors not rounded up (untested)",
             "env.PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64",
-            replace(q, levers=replace(lever, pinned_round_threshold_mb=64)),
+            q._replace(levers=lever._replace(pinned_round_threshold_mb=64)),
         )
     if lever.object_store_gib > 32:
         saved = (lever.object_store_gib - 32) * GIB / GB
         yield (
             f"Ray's object store at 32 GiB ({saved:.0f} GB less)",
             "ray.object_store_gib=32",
-            replace(q, levers=replace(lever, object_store_gib=32)),
+            q._replace(levers=lever._replace(object_store_gib=32)),
         )
     if q.layout is not None:
         generated = generate(rules_of(q), weights_for(q.geometry, p.expert))
-        yield "the generated layout", f"parallel.actor.layout={generated}", replace(q, layout=None)
+        yield "the generated layout", f"parallel.actor.layout={generated}", q._replace(layout=None)
     yield (
         f"EP {2 * p.expert}",
         f"parallel.actor.expert_parallel_size={2 * p.expert}",
-        replace(q, parallel=replace(p, expert=2 * p.expert)),
+        q._replace(parallel=p._replace(expert=2 * p.expert)),
     )
     yield (
         f"PP {2 * p.pipeline}",
         f"parallel.actor.pipeline_parallel_size={2 * p.pipeline} parallel.actor.layout=null",
-        replace(q, layout=None, parallel=replace(p, pipeline=2 * p.pipeline)),
+        q._replace(layout=None, parallel=p._replace(pipeline=2 * p.pipeline)),
     )
     yield (
         f"CP {2 * p.context}",
         f"parallel.actor.context_parallel_size={2 * p.context}",
-        replace(
-            q,
-            parallel=replace(p, context=2 * p.context),
-            work=replace(q.work, micro_batch_tokens=max(1, q.work.micro_batch_tokens // 2)),
+        q._replace(
+            parallel=p._replace(context=2 * p.context),
+            work=q.work._replace(micro_batch_tokens=max(1, q.work.micro_batch_tokens // 2)),
         ),
     )
-    yield f"{2 * p.nodes} nodes", f"schedule.nodes={2 * p.nodes}", replace(q, parallel=replace(p, nodes=2 * p.nodes))
+    yield f"{2 * p.nodes} nodes", f"schedule.nodes={2 * p.nodes}", q._replace(parallel=p._replace(nodes=2 * p.nodes))
     for times in (2, 4):
         nodes, pipeline = times * p.nodes, times * p.pipeline
         yield (
             f"{nodes} nodes with PP {pipeline}",
             f"schedule.nodes={nodes} parallel.actor.pipeline_parallel_size={pipeline} parallel.actor.layout=null",
-            replace(q, layout=None, parallel=replace(p, nodes=nodes, pipeline=pipeline)),
+            q._replace(layout=None, parallel=p._replace(nodes=nodes, pipeline=pipeline)),
         )
     if r and not rollout_fits:
         yield (
             f"rollout DP {2 * r.data}",
             f"parallel.rollout.data_parallel_size={2 * r.data}",
-            replace(q, rollout=replace(r, data=2 * r.data, expert=1 if r.expert == 1 else 2 * r.gpus)),
+            q._replace(rollout=r._replace(data=2 * r.data, expert=1 if r.expert == 1 else 2 * r.gpus)),
         )
         utilization = round(min(_MAX_UTILIZATION, r.utilization + 0.1), 2)
         if utilization > r.utilization:
             yield (
                 f"rollout memory share {utilization:g}",
                 f"parallel.rollout.gpu_memory_utilization={utilization:g}",
-                replace(q, rollout=replace(r, utilization=utilization)),
+                q._replace(rollout=r._replace(utilization=utilization)),
             )

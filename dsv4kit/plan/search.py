@@ -7,7 +7,6 @@ Rollout and actor share nothing but the GPUs, so each is searched alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
@@ -56,7 +55,7 @@ def search(q: Question, c: Coefficients, keep: int = 10) -> tuple[Candidate, ...
     """The `keep` best candidates for the question's hardware, nodes, levers and work."""
     rollout = best_rollout(q, c)
     found: list[Candidate] = []
-    for asked in _layouts(replace(q, layout=None, rollout=rollout)):
+    for asked in _layouts(q._replace(layout=None, rollout=rollout)):
         for variant in (asked, _over_two_ranks(asked)):
             try:
                 checks.check(variant)
@@ -88,7 +87,7 @@ def _over_two_ranks(q: Question) -> Question:
     """With each sequence over two ranks (CP): memory for communication, whose time is not modelled, hence only where
     memory is short."""
     tokens = -(-q.work.micro_batch_tokens // 2)
-    return replace(q, parallel=replace(q.parallel, context=2), work=replace(q.work, micro_batch_tokens=tokens))
+    return q._replace(parallel=q.parallel._replace(context=2), work=q.work._replace(micro_batch_tokens=tokens))
 
 
 def _layouts(q: Question) -> Iterator[Question]:
@@ -101,10 +100,9 @@ def _layouts(q: Question) -> Iterator[Question]:
         for expert in experts:
             if (p.world // pipeline) % expert:
                 continue
-            yield replace(
-                q,
-                parallel=replace(p, pipeline=pipeline, expert=expert, context=1),
-                work=replace(q.work, micro_batch_tokens=longest),
+            yield q._replace(
+                parallel=p._replace(pipeline=pipeline, expert=expert, context=1),
+                work=q.work._replace(micro_batch_tokens=longest),
             )
 
 
@@ -115,9 +113,9 @@ def best_rollout(q: Question, c: Coefficients) -> Rollout | None:
     best: tuple[tuple[float, ...], Rollout] | None = None
     for tensor in divisors(q.parallel.gpus_per_node):
         for data in divisors(q.parallel.world // tensor):
-            rollout = replace(q.rollout, tensor=tensor, data=data, expert=tensor * data)
+            rollout = q.rollout._replace(tensor=tensor, data=data, expert=tensor * data)
             try:
-                checks.check(replace(q, rollout=rollout))
+                checks.check(q._replace(rollout=rollout))
             except UserError:
                 continue
             memory = rollout_memory(q.geometry, q.hardware, rollout, q.work, q.parallel.world, c)

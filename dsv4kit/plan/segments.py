@@ -9,7 +9,6 @@ time of a save and M the mean time between failures.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 
@@ -23,13 +22,12 @@ class Timing(NamedTuple):
     tail_s: float
 
 
-@dataclass(frozen=True)
-class SegmentPlan:
+class SegmentPlan(NamedTuple):
     """One segment, and the run made of such; `goodput` is training time over time held, failures included."""
 
     fitting_steps: int
     steps: int
-    count: int
+    segments: int
     duration_s: float
     useful: float
     goodput: float
@@ -97,7 +95,7 @@ def segment_plan(
     return SegmentPlan(
         fitting_steps=fitting,
         steps=steps,
-        count=count,
+        segments=count,
         duration_s=duration,
         useful=useful,
         goodput=goodput,

@@ -207,8 +207,8 @@ def _time(plan: Plan) -> str:
         lines.append(
             f"Segment: {s.steps} steps in {_duration(s.duration_s)} of {_duration(q.schedule.time_limit_s)}"
             f" ({s.fitting_steps} would fit; {plan.segment_warm.fitting_steps} with a warm kernel cache)."
-            f" {s.count} segments for {q.schedule.steps} steps, {s.node_hours:,.0f} node-hours; {s.goodput:.0%} of them"
-            f" train ({s.useful:.0%} without failures), waiting in the queue not counted."
+            f" {s.segments} segments for {q.schedule.steps} steps, {s.node_hours:,.0f} node-hours; {s.goodput:.0%} of"
+            f" them train ({s.useful:.0%} without failures), waiting in the queue not counted."
         )
         lines.append(
             f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate); saving"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -46,7 +45,7 @@ PRO_H100 = Question(
     parallel=Parallel(nodes=64, gpus_per_node=8, pipeline=32, expert=8),
     work=Work(sequences=64, prompt_tokens=2048, response_tokens=4096, micro_batch_tokens=6144),
     rollout=Rollout(tensor=8, data=8, expert=64),
-    levers=replace(ALL_OFF_THE_GPU, precision_aware=True),
+    levers=ALL_OFF_THE_GPU._replace(precision_aware=True),
 )
 
 # 64 nodes x 4 GB200, PP16 x EP16, responses of 8192, the even layout that Megatron-Bridge makes by itself.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from plan_cases import (
     ALL_OFF_THE_GPU,
@@ -46,9 +44,9 @@ def test_the_first_stage_needs_far_more_than_the_published_one():
 
 
 def test_pro_on_h100_at_response_8192_is_tight_with_ep8_and_fits_with_ep16():
-    longer = replace(PRO_H100, work=Work(64, 2048, 8192, 10240))
+    longer = PRO_H100._replace(work=Work(64, 2048, 8192, 10240))
     assert plan(longer).verdict.verdict == "tight"
-    assert plan(replace(longer, parallel=replace(longer.parallel, expert=16))).verdict.verdict == "fit"
+    assert plan(longer._replace(parallel=longer.parallel._replace(expert=16))).verdict.verdict == "fit"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +55,7 @@ def test_pro_on_h100_at_response_8192_is_tight_with_ep8_and_fits_with_ep16():
 )
 def test_only_one_setting_of_the_levers_explains_the_published_gb200_peak(levers, last_stage):
     """bf16 gradients and no precision-aware optimizer: 43.8 GiB static, 62.0 in the optimizer step."""
-    stage = plan(replace(PRO_GB200, levers=replace(ALL_OFF_THE_GPU, **levers))).memory.stages[-1]
+    stage = plan(PRO_GB200._replace(levers=ALL_OFF_THE_GPU._replace(**levers))).memory.stages[-1]
     assert stage.static_gib == pytest.approx(last_stage, abs=0.1)
 
 
@@ -86,7 +84,7 @@ def test_head_node_of_gb200_with_the_even_layout():
 
 
 def test_the_balanced_layout_takes_170_gb_off_the_head_node():
-    balanced = plan(replace(PRO_GB200, layout=None))
+    balanced = plan(PRO_GB200._replace(layout=None))
     assert balanced.memory.nodes[0].physical_gb == pytest.approx(756, abs=3)
     assert balanced.memory.fullest_node.physical_gb == pytest.approx(769, abs=3)
     assert balanced.verdict.verdict == "fit"
@@ -101,8 +99,8 @@ def test_the_balanced_layout_takes_170_gb_off_the_head_node():
     ],
 )
 def test_levers_on_the_gb200_head_node(levers, nodes, gigabytes):
-    question = replace(
-        PRO_GB200, levers=replace(ALL_OFF_THE_GPU, **levers), parallel=replace(PRO_GB200.parallel, nodes=nodes)
+    question = PRO_GB200._replace(
+        levers=ALL_OFF_THE_GPU._replace(**levers), parallel=PRO_GB200.parallel._replace(nodes=nodes)
     )
     assert plan(question).memory.nodes[0].physical_gb == pytest.approx(gigabytes, abs=2)
 
@@ -125,19 +123,19 @@ def test_pinned_experts_of_pro_waste_half_and_those_of_flash_nothing():
     ],
 )
 def test_checkpoint_sizes_of_pro(changes, terabytes, lossless):
-    size = checkpoint_size(replace(PRO_H100, **changes))
+    size = checkpoint_size(PRO_H100._replace(**changes))
     assert size.size_gb / 1000 == pytest.approx(terabytes, rel=0.005)
     assert size.lossless is lossless
     assert size.note
 
 
 def test_without_the_precision_aware_optimizer_masters_are_saved_twice():
-    size = checkpoint_size(replace(PRO_GB200, contents=("optimizer",)))
+    size = checkpoint_size(PRO_GB200._replace(contents=("optimizer",)))
     assert size.size_gb / 1000 == pytest.approx(25.2, rel=0.005)
 
 
 def test_the_proxy_checkpoint_of_56_gb():
-    proxy = replace(PRO_H100, geometry=PRO.truncated(4), layout=None, parallel=Parallel(1, 8, pipeline=1, expert=8))
+    proxy = PRO_H100._replace(geometry=PRO.truncated(4), layout=None, parallel=Parallel(1, 8, pipeline=1, expert=8))
     assert checkpoint_size(proxy).size_gb * 1e9 / 2**30 == pytest.approx(55.2, abs=0.1)
 
 
@@ -184,7 +182,7 @@ def test_flash_sft_on_32_gb300_fits_and_cpu_offload_there_does_not():
     question = flash_sft(GB300, 8, 4)
     assert plan(question).verdict.verdict == "fit"
     assert plan(question).memory.fullest_stage.need_gib == pytest.approx(179, abs=2)
-    offloaded = plan(replace(question, levers=Levers(cpu_offload=True, param_offload=True, optimizer_offload=True)))
+    offloaded = plan(question._replace(levers=Levers(cpu_offload=True, param_offload=True, optimizer_offload=True)))
     assert offloaded.verdict.verdict == "no"
     assert any("host" in reason for reason in offloaded.verdict.reasons)
     assert offloaded.memory.nodes[0].physical_gb == pytest.approx(1081, rel=0.01)
@@ -233,11 +231,11 @@ def test_references_of_the_training_time_are_those_runs_own():
 
 def test_no_extrapolation_is_presented_as_knowledge():
     for changed in (
-        replace(PRO_H100, parallel=replace(PRO_H100.parallel, nodes=128)),
-        replace(PRO_H100, work=replace(PRO_H100.work, response_tokens=8192)),
-        replace(PRO_H100, hardware=H200),
-        replace(PRO_GB200, layout=None),
-        replace(PRO_H100, levers=replace(PRO_H100.levers, offload_fraction=0.9)),
+        PRO_H100._replace(parallel=PRO_H100.parallel._replace(nodes=128)),
+        PRO_H100._replace(work=PRO_H100.work._replace(response_tokens=8192)),
+        PRO_H100._replace(hardware=H200),
+        PRO_GB200._replace(layout=None),
+        PRO_H100._replace(levers=PRO_H100.levers._replace(offload_fraction=0.9)),
         flash_sft(GB300, 8, 4),
     ):
         assert plan(changed).step.extrapolated

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -36,14 +35,14 @@ def message(question):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda v: replace(PRO_H100, parallel=replace(PARALLEL, nodes=v)),
-        lambda v: replace(PRO_H100, parallel=replace(PARALLEL, pipeline=v)),
-        lambda v: replace(PRO_H100, parallel=replace(PARALLEL, expert=v)),
-        lambda v: replace(PRO_H100, parallel=replace(PARALLEL, context=v)),
-        lambda v: replace(PRO_H100, work=replace(WORK, sequences=v)),
-        lambda v: replace(PRO_H100, work=replace(WORK, micro_batch_tokens=v)),
-        lambda v: replace(PRO_H100, rollout=replace(ROLLOUT, tensor=v)),
-        lambda v: replace(PRO_H100, schedule=replace(PRO_H100.schedule, save_freq=v)),
+        lambda v: PRO_H100._replace(parallel=PARALLEL._replace(nodes=v)),
+        lambda v: PRO_H100._replace(parallel=PARALLEL._replace(pipeline=v)),
+        lambda v: PRO_H100._replace(parallel=PARALLEL._replace(expert=v)),
+        lambda v: PRO_H100._replace(parallel=PARALLEL._replace(context=v)),
+        lambda v: PRO_H100._replace(work=WORK._replace(sequences=v)),
+        lambda v: PRO_H100._replace(work=WORK._replace(micro_batch_tokens=v)),
+        lambda v: PRO_H100._replace(rollout=ROLLOUT._replace(tensor=v)),
+        lambda v: PRO_H100._replace(schedule=PRO_H100.schedule._replace(save_freq=v)),
     ],
 )
 def test_counts_are_whole_numbers_above_zero(make, value):
@@ -52,28 +51,28 @@ def test_counts_are_whole_numbers_above_zero(make, value):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_amounts_are_above_zero(value):
-    assert "must be a number above 0" in message(replace(PRO_H100, hardware=replace(PRO_H100.hardware, hbm_gib=value)))
+    assert "must be a number above 0" in message(PRO_H100._replace(hardware=PRO_H100.hardware._replace(hbm_gib=value)))
 
 
 @pytest.mark.parametrize(
     ("parallel", "words", "source"),
     [
-        (replace(PARALLEL, expert=5), "EP=5: does not divide the 384 experts", "transformer_config.py"),
-        (replace(PARALLEL, expert=32), "multiple of 128 nodes", "parallel_state.py"),
-        (replace(PARALLEL, nodes=63), "not a multiple of PP x CP", "parallel_state.py"),
-        (replace(PARALLEL, nodes=48), "PP=32 x EP=8 takes a multiple of 32 nodes", "parallel_state.py"),
-        (replace(PARALLEL, pipeline=64), "allow at most 59", "transformer_config.py"),
-        (replace(PARALLEL, tensor=2), "TP=1 only", "transformer_config.py"),
+        (PARALLEL._replace(expert=5), "EP=5: does not divide the 384 experts", "transformer_config.py"),
+        (PARALLEL._replace(expert=32), "multiple of 128 nodes", "parallel_state.py"),
+        (PARALLEL._replace(nodes=63), "not a multiple of PP x CP", "parallel_state.py"),
+        (PARALLEL._replace(nodes=48), "PP=32 x EP=8 takes a multiple of 32 nodes", "parallel_state.py"),
+        (PARALLEL._replace(pipeline=64), "allow at most 59", "transformer_config.py"),
+        (PARALLEL._replace(tensor=2), "TP=1 only", "transformer_config.py"),
     ],
 )
 def test_actor(parallel, words, source):
-    text = message(replace(PRO_H100, parallel=parallel))
+    text = message(PRO_H100._replace(parallel=parallel))
     assert words in text
     assert source in text
 
 
 def test_an_expert_group_larger_than_the_rack():
-    wide = replace(PRO_GB200, layout=None, rollout=None, parallel=Parallel(96, 4, pipeline=1, expert=128))
+    wide = PRO_GB200._replace(layout=None, rollout=None, parallel=Parallel(96, 4, pipeline=1, expert=128))
     assert "NVLink domain of 72" in message(wide)
 
 
@@ -90,7 +89,7 @@ def test_an_expert_group_larger_than_the_rack():
     ],
 )
 def test_rollout(rollout, words):
-    assert words in message(replace(PRO_H100, rollout=rollout))
+    assert words in message(PRO_H100._replace(rollout=rollout))
 
 
 @pytest.mark.parametrize(
@@ -106,11 +105,11 @@ def test_rollout(rollout, words):
     ],
 )
 def test_the_rest(changes, words):
-    assert words in message(replace(PRO_H100, **changes))
+    assert words in message(PRO_H100._replace(**changes))
 
 
 def test_fully_reshardable_checkpoints_of_pro_are_impossible():
-    plan = evaluate(replace(PRO_H100, fully_reshardable=True), BUILT_IN)
+    plan = evaluate(PRO_H100._replace(fully_reshardable=True), BUILT_IN)
     assert plan.verdict.verdict == "no"
     assert "fully_reshardable" in plan.verdict.reasons[0]
 
@@ -125,8 +124,7 @@ def test_fully_reshardable_checkpoints_of_pro_are_impossible():
 )
 @settings(max_examples=300, deadline=None)
 def test_any_numbers_give_a_plan_or_one_line(nodes, pipeline, expert, context, tensor, data):
-    question = replace(
-        PRO_GB200,
+    question = PRO_GB200._replace(
         hardware=GB200,
         layout=None,
         parallel=Parallel(nodes, 4, 1, pipeline, expert, context),

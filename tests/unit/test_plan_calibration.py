@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import yaml
@@ -80,7 +79,7 @@ def test_gpu_memory_that_shows_as_numa_nodes_is_not_host_memory(tmp_path):
 
 
 def test_a_run_elsewhere_is_no_longer_extrapolated_there(tmp_path):
-    other = replace(PRO_H100, work=replace(PRO_H100.work, response_tokens=6144))
+    other = PRO_H100._replace(work=PRO_H100.work._replace(response_tokens=6144))
     assert evaluate(other, BUILT_IN).step.extrapolated
     run = make_run(tmp_path / "other", other, 89, 0, 5)
     add_metrics(run, [step(2000.0), step(900.0)])

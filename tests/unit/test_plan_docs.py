@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from plan_cases import ALL_OFF_THE_GPU, BUILT_IN, GB300, H100, PRO_GB200, PRO_H100, flash_sft
 
@@ -12,23 +10,23 @@ from dsv4kit.plan.checkpoint_size import checkpoint_size
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.inputs import Levers
 
-PLAIN = replace(ALL_OFF_THE_GPU, bf16_gradients=False)
-BALANCED = replace(PRO_GB200, layout=None)
+PLAIN = ALL_OFF_THE_GPU._replace(bf16_gradients=False)
+BALANCED = PRO_GB200._replace(layout=None)
 FLASH = flash_sft(H100, 4, 4)
 
 CASES = {
-    "no lever": (replace(BALANCED, levers=PLAIN), replace(PRO_H100, levers=PLAIN)),
-    "bf16 gradient buffers": (BALANCED, replace(PRO_H100, levers=ALL_OFF_THE_GPU)),
+    "no lever": (BALANCED._replace(levers=PLAIN), PRO_H100._replace(levers=PLAIN)),
+    "bf16 gradient buffers": (BALANCED, PRO_H100._replace(levers=ALL_OFF_THE_GPU)),
     "precision-aware optimizer": tuple(
-        replace(q, levers=replace(PLAIN, precision_aware=True)) for q in (BALANCED, PRO_H100)
+        q._replace(levers=PLAIN._replace(precision_aware=True)) for q in (BALANCED, PRO_H100)
     ),
-    "both": tuple(replace(q, levers=replace(ALL_OFF_THE_GPU, precision_aware=True)) for q in (BALANCED, PRO_H100)),
+    "both": tuple(q._replace(levers=ALL_OFF_THE_GPU._replace(precision_aware=True)) for q in (BALANCED, PRO_H100)),
     "both, half of Adam on the GPU": tuple(
-        replace(q, levers=replace(ALL_OFF_THE_GPU, precision_aware=True, offload_fraction=0.5))
+        q._replace(levers=ALL_OFF_THE_GPU._replace(precision_aware=True, offload_fraction=0.5))
         for q in (BALANCED, PRO_H100)
     ),
     "both, pinned memory not rounded up": tuple(
-        replace(q, levers=replace(ALL_OFF_THE_GPU, precision_aware=True, pinned_round_threshold_mb=64))
+        q._replace(levers=ALL_OFF_THE_GPU._replace(precision_aware=True, pinned_round_threshold_mb=64))
         for q in (BALANCED, PRO_H100)
     ),
 }
@@ -48,7 +46,7 @@ def lever_row(name):
 
 
 def checkpoint_row(contents, dist, question):
-    size = checkpoint_size(replace(question, contents=contents, dist_checkpoint=dist)).size_gb
+    size = checkpoint_size(question._replace(contents=contents, dist_checkpoint=dist)).size_gb
     return f"{size / 1000:.2f} TB" if size >= 1000 else f"{size:.0f} GB"
 
 
@@ -76,7 +74,7 @@ def test_levers(page, name):
     ],
 )
 def test_checkpoints(page, name, contents, dist):
-    flash = replace(FLASH, levers=Levers())
+    flash = FLASH._replace(levers=Levers())
     sizes = " | ".join(checkpoint_row(contents, dist, q) for q in (PRO_H100, flash))
     assert f"| {name} | {sizes} |" in page
 

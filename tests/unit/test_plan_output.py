@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 
 import pytest
 from plan_cases import BUILT_IN, GB200, GB300, H100, PRO_GB200, PRO_H100, flash_sft
@@ -63,7 +62,7 @@ def pro_settings(**changes):
 def test_a_profile_becomes_the_same_question_as_by_hand():
     asked = question(pro_settings())
     assert asked is not None
-    assert replace(asked, env=(), schedule=PRO_H100.schedule) == PRO_H100
+    assert asked._replace(env=(), schedule=PRO_H100.schedule) == PRO_H100
 
 
 def test_the_tiny_model_has_nothing_to_plan():
@@ -177,7 +176,7 @@ def test_levers_of_the_gb200_head_node():
 
 
 def test_an_object_store_of_rays_default_size_is_seen():
-    large = replace(PRO_GB200, layout=None, levers=replace(PRO_GB200.levers, object_store_gib=300))
+    large = PRO_GB200._replace(layout=None, levers=PRO_GB200.levers._replace(object_store_gib=300))
     shown = plan(large)
     assert shown.verdict.verdict == "tight"
     assert any("object store at 32 GiB" in lever.change for lever in levers(shown))
@@ -194,7 +193,7 @@ def test_search_proposes_legal_layouts_best_first():
 
 
 def test_search_finds_a_rollout_that_fits():
-    broken = replace(PRO_H100, rollout=Rollout(8, 4, 32))
+    broken = PRO_H100._replace(rollout=Rollout(8, 4, 32))
     assert search(broken, BUILT_IN)[0].question.rollout.gpus >= 64
 
 
@@ -204,18 +203,18 @@ def test_search_finds_a_rollout_that_fits():
 def test_racks():
     assert slurm_segment(PRO_GB200) == 16
     assert slurm_segment(PRO_H100) is None
-    assert slurm_segment(replace(PRO_GB200, parallel=replace(PRO_GB200.parallel, nodes=62))) == 0
+    assert slurm_segment(PRO_GB200._replace(parallel=PRO_GB200.parallel._replace(nodes=62))) == 0
     assert any("--segment=16" in warning for warning in plan(PRO_GB200).verdict.warnings)
 
 
 def test_switched_off_nvlink_between_nodes_is_said():
-    asked = replace(PRO_GB200, env=(("NCCL_CUMEM_ENABLE", "0"),))
+    asked = PRO_GB200._replace(env=(("NCCL_CUMEM_ENABLE", "0"),))
     assert any("NCCL_CUMEM_ENABLE" in warning for warning in plan(asked).verdict.warnings)
     assert not any("NCCL_CUMEM_ENABLE" in warning for warning in plan(PRO_H100).verdict.warnings)
 
 
 def test_offloading_nothing_is_said():
-    asked = replace(PRO_GB200, levers=Levers(cpu_offload=True, offload_fraction=0))
+    asked = PRO_GB200._replace(levers=Levers(cpu_offload=True, offload_fraction=0))
     assert any("offloads nothing" in warning for warning in plan(asked).verdict.warnings)
 
 
@@ -242,7 +241,7 @@ def test_the_verb_without_hardware_names_what_there_is():
 
 def test_exit_code_3_where_it_does_not_fit(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DSV4KIT_CONFIG", str(tmp_path))
-    for asked, code in ((flash_sft(H100, 4, 4), 3), (replace(PRO_GB200, hardware=GB200), 0)):
+    for asked, code in ((flash_sft(H100, 4, 4), 3), (PRO_GB200._replace(hardware=GB200), 0)):
         monkeypatch.setattr(cli, "_question", lambda args, asked=asked: (asked, None))
         for words in ((), ("--json",), ("--explain",)):
             assert cli.run(arguments("--hw", "x", *words)) == code

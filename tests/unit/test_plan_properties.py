@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,8 +20,8 @@ SPLITS = st.tuples(
 
 
 def split(question, pipeline, expert, nodes):
-    parallel = replace(question.parallel, pipeline=pipeline, expert=expert, nodes=nodes)
-    return replace(question, parallel=parallel, layout=None)
+    parallel = question.parallel._replace(pipeline=pipeline, expert=expert, nodes=nodes)
+    return question._replace(parallel=parallel, layout=None)
 
 
 def legal(question):
@@ -37,7 +35,7 @@ def legal(question):
 @given(SPLITS, st.sampled_from([PRO, FLASH]), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_shards_sum_to_the_whole(sizes, model, mtp):
-    question = replace(split(PRO_H100, *sizes), geometry=model, mtp=mtp)
+    question = split(PRO_H100, *sizes)._replace(geometry=model, mtp=mtp)
     if not legal(question):
         return
     held, p = shares(question), question.parallel
@@ -84,7 +82,7 @@ def test_memory_falls_with_more_nodes(sizes):
 
 @given(st.floats(0, 1))
 def test_offloading_moves_memory_from_the_gpu_to_the_host(fraction):
-    moved = replace(PRO_H100, levers=replace(PRO_H100.levers, offload_fraction=fraction))
+    moved = PRO_H100._replace(levers=PRO_H100.levers._replace(offload_fraction=fraction))
     all_there, here = memory_of(PRO_H100, BUILT_IN), memory_of(moved, BUILT_IN)
     assert here.fullest_stage.need_gib >= all_there.fullest_stage.need_gib - 1e-9
     assert here.fullest_node.physical_gb <= all_there.fullest_node.physical_gb + 1e-9
@@ -97,7 +95,7 @@ def test_every_node_is_counted_once(question):
 
 
 def test_nodes_that_hold_two_stages():
-    question = replace(PRO_H100, parallel=Parallel(16, 8, pipeline=32, expert=4), rollout=None)
+    question = PRO_H100._replace(parallel=Parallel(16, 8, pipeline=32, expert=4), rollout=None)
     nodes = memory_of(question, BUILT_IN).nodes
     assert sum(node.nodes for node in nodes) == 16
     assert nodes[0].stages == (0, 1)
@@ -106,14 +104,14 @@ def test_nodes_that_hold_two_stages():
 @pytest.mark.parametrize("hardware", [H100, GB200], ids=["h100", "gb200"])
 def test_a_lever_never_hurts_both(hardware):
     """Each of the three levers of the guide takes memory off the GPU or off the host."""
-    base = replace(PRO_GB200, hardware=hardware, levers=replace(ALL_OFF_THE_GPU, bf16_gradients=False))
+    base = PRO_GB200._replace(hardware=hardware, levers=ALL_OFF_THE_GPU._replace(bf16_gradients=False))
     before = memory_of(base, BUILT_IN)
     for levers in (
-        replace(base.levers, bf16_gradients=True),
-        replace(base.levers, precision_aware=True),
-        replace(base.levers, offload_fraction=0.5),
+        base.levers._replace(bf16_gradients=True),
+        base.levers._replace(precision_aware=True),
+        base.levers._replace(offload_fraction=0.5),
     ):
-        after = memory_of(replace(base, levers=levers), BUILT_IN)
+        after = memory_of(base._replace(levers=levers), BUILT_IN)
         assert (
             after.fullest_stage.need_gib < before.fullest_stage.need_gib
             or after.fullest_node.physical_gb < before.fullest_node.physical_gb
@@ -121,5 +119,5 @@ def test_a_lever_never_hurts_both(hardware):
 
 
 def test_nothing_offloaded_leaves_only_processes_on_the_host():
-    node = evaluate(replace(PRO_GB200, levers=Levers()), BUILT_IN).memory.nodes[-1]
+    node = evaluate(PRO_GB200._replace(levers=Levers()), BUILT_IN).memory.nodes[-1]
     assert node.physical_gb == pytest.approx(60)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +74,7 @@ def run(**changes):
 
 def test_segments_of_a_run():
     plan = run()
-    assert (plan.steps, plan.count) == (14, 72)
+    assert (plan.steps, plan.segments) == (14, 72)
     assert plan.mtbf_h == pytest.approx(57.7, abs=0.1)
     assert 0 < plan.goodput < plan.useful < 1
     assert plan.node_hours == pytest.approx(64 * 1000 * 688 / 3600 / plan.goodput)
@@ -85,12 +83,12 @@ def test_segments_of_a_run():
 def test_a_segment_is_no_longer_than_asked_for_or_than_the_run():
     assert run(limit_s=48 * HOUR).steps == 40
     assert run(limit_s=48 * HOUR, total_steps=5).steps == 5
-    assert run(limit_s=48 * HOUR, total_steps=5).count == 1
+    assert run(limit_s=48 * HOUR, total_steps=5).segments == 1
 
 
 def test_where_not_one_step_fits_the_verdict_is_no():
     assert run(limit_s=HOUR).steps == 0
-    plan = evaluate(replace(PRO_H100, schedule=replace(PRO_H100.schedule, time_limit_s=HOUR)), BUILT_IN)
+    plan = evaluate(PRO_H100._replace(schedule=PRO_H100.schedule._replace(time_limit_s=HOUR)), BUILT_IN)
     assert plan.verdict.verdict == "no"
     assert "not one step fits" in plan.verdict.reasons[0]
 

@@ -11,7 +11,6 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.node.agent import run_segment
 from dsv4kit.node.files import write_json, write_text
 
 
@@ -33,6 +32,8 @@ def submit_segments(
     (see node/resume.py). Whatever interrupts it (sbatch refuses one, a key is pressed), the jobs submitted so far are
     cancelled and the chain is as before; JobsLeftError where that is impossible.
     """
+    from dsv4kit.node.agent import run_segment  # all of the agent: nothing a dry run needs
+
     before = run.chain()
     links: list[ChainLink] = []
     after: str | None = None

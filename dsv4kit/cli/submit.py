@@ -105,10 +105,11 @@ def request(args: argparse.Namespace) -> Submission:
     from dsv4kit.launch.submission import Submission
 
     chosen = _selection(args)
-    resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides_of(args))
     site = load_site(chosen["site"])
     if args.image:
         site = _in_image(site, args.image)
+    overrides = [*_of_image(site), *overrides_of(args)]
+    resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides)
     name = checked_name(args.run if args.run is not None else _new_name(resolved.settings.profile))
     return Submission(
         resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
@@ -125,6 +126,18 @@ def _in_image(site: Site, image: str) -> Site:
         return site.in_image(str(site_values.image(os.path.abspath(image))))
     except ValueError as error:
         raise UserError(f"IMAGE={image!r}: {error}") from None
+
+
+def _of_image(site: Site) -> list[Override]:
+    """What the image decides: which verl it is that is told something."""
+    from dsv4kit.config.loading import Override
+
+    if site.container.image is None:
+        return []
+    from dsv4kit.image import fit
+
+    verl = fit.verl_of(site.container.image)
+    return [] if verl is None else [Override("engine.verl", verl, "the image's manifest")]
 
 
 def overrides_of(args: argparse.Namespace) -> list[Override]:

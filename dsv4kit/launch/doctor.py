@@ -15,7 +15,7 @@ from typing import Literal
 
 from dsv4kit.config import time_limit
 from dsv4kit.errors import UserError
-from dsv4kit.image import contents, fit
+from dsv4kit.image import contents, fit, patches
 from dsv4kit.launch import site_files
 from dsv4kit.launch.render import SegmentScript, knows_segment
 from dsv4kit.launch.submission import Submission
@@ -127,18 +127,21 @@ def image(submission: Submission) -> Iterator[Finding]:
     if path is None:
         return
     wrong = [*site_files.image_problems(path)]
+    manifest = None
     try:
         if not wrong:
             wrong += fit.problems(path, submission.resolved.settings)
         if not wrong:
-            inside = contents.manifest(path)
-            stack = f"stack {inside.get('stack')}" if inside else "made without the kit, so not looked into further"
-            kind = f"{contents.architecture(path) or 'unknown processor'}, {stack}"
+            processor, manifest = fit.inside(path)
+            stack = f"stack {manifest.get('stack')}" if manifest else "made without the kit, so not looked into further"
+            kind = f"{processor or 'unknown processor'}, {stack}"
     except contents.UnreadableError as error:
         kind = str(error)
     yield from (Finding("problem", "image", problem) for problem in wrong)
     if not wrong:
         yield Finding("ok", "image", f"{path}: {os.path.getsize(path) / 1e9:.1f} GB, {kind}")
+    for well, text in patches.lines((manifest or {}).get("patches", [])):
+        yield Finding("ok" if well else "warning", "patch", text)
 
 
 def secrets(submission: Submission) -> Iterator[Finding]:

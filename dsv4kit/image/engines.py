@@ -208,6 +208,14 @@ class Buildah(Engine):
         (self.directory / "storage.conf").write_text("\n".join(lines) + "\n")
         self.run("rm", "--all", check=False)
 
+    def build(self, build: Build, log: Path, progress: Progress) -> None:
+        try:
+            super().build(build, log, progress)
+        except BaseException:
+            if os.geteuid() == 0:
+                self.run("rm", "--all", check=False)  # whatever was building in our storage, which is ours alone
+            raise
+
     def _build_command(self, build: Build) -> list[str]:
         return ["bud", "--layers", *_buildah_options(build)]
 
@@ -290,7 +298,9 @@ def remove_tree(root: Path) -> None:
 def _buildah_options(build: Build) -> list[str]:
     # chroot: needs no cgroups and no runtime, so it works in virtual machines and containers; a build needs no more
     # isolation. docker: the format that keeps SHELL and HEALTHCHECK.
-    options = ["--format=docker", "--isolation=chroot", "--pull=false", *(f"--volume={m}" for m in build.mounts)]
+    # force-rm: of a build that fails no container is left.
+    options = ["--format=docker", "--isolation=chroot", "--pull=false", "--force-rm"]
+    options += [f"--volume={mount}" for mount in build.mounts]
     if build.architecture != os.uname().machine:
         options.append(f"--platform=linux/{PLATFORMS[build.architecture]}")
     return options

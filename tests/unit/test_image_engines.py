@@ -79,11 +79,11 @@ class TestChoice:
         ("docker", "docker build --progress=plain --platform=linux/arm64"),
         (
             "podman",
-            "podman build --format=docker --isolation=chroot --pull=false --volume=/c:/d:ro --platform=linux/arm64",
+            "podman build --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro --platform=linux/arm64",
         ),
         (
             "buildah",
-            "buildah bud --layers --format=docker --isolation=chroot --pull=false --volume=/c:/d:ro"
+            "buildah bud --layers --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro"
             " --platform=linux/arm64",
         ),
     ],

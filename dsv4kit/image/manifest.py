@@ -51,9 +51,8 @@ def try_import(name: str, may_need_driver: bool, stub: Path | None = None) -> Im
     if not may_need_driver or Path("/dev/nvidiactl").exists() or not _is_about_driver(tried):
         return Imported("fails", tried)
     if stub is not None:
-        with tempfile.TemporaryDirectory() as directory:
-            Path(directory, "libcuda.so.1").symlink_to(stub)
-            path = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), directory]))
+        with as_driver(stub) as directory:
+            path = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), str(directory)]))
             again = _import(name, {"LD_LIBRARY_PATH": path})
         if again is None:
             return Imported("works with a stub of the driver")
@@ -88,6 +87,17 @@ def _is_about_driver(said: str) -> bool:
     return any(sign in lowered for sign in _NO_DRIVER)
 
 
+@contextlib.contextmanager
+def as_driver(stub: Path | None) -> Iterator[Path | None]:
+    """A directory where the stub goes by the driver's name; None without one."""
+    if stub is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "libcuda.so.1").symlink_to(stub)
+        yield Path(directory)
+
+
 def driver_stub() -> Path | None:
     """The CUDA toolkit's stub of the driver's library."""
     root = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
@@ -120,7 +130,7 @@ def sha_problems(facts: Mapping[str, Any], shas: Mapping[str, str]) -> list[str]
 
 def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     """(the manifest, what does not hold)."""
-    from dsv4kit.image import probes
+    from dsv4kit.image import patches, probes
 
     facts = json.loads((directory / "image.json").read_text(encoding="utf-8"))
     problems = []
@@ -134,6 +144,9 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     problems += probes.feature_problems(facts["verl"])
     profiles, wrong = probes.profile_problems(facts["hardware"], facts["recipe"], facts["verl"], facts["device"])
     problems += wrong
+    with as_driver(None if Path("/dev/nvidiactl").exists() else stub) as driver:
+        rows = patches.outcomes(driver)
+    problems += patches.problems(rows)
     manifest = {
         "format": FORMAT,
         **{name: facts[name] for name in ("hardware", "architecture", "stack", "stack_hash", "base_image")},
@@ -142,6 +155,7 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
         "features": {"verl": facts["verl"], **probes.features(facts["verl"]), "contains": facts["contains"]},
         "profiles": profiles,
         "imports": {name: tried.how for name, tried in imports.items()},
+        "patches": rows,
         "complaints": complaints(),
         "packages": packages(),
     }

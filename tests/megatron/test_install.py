@@ -68,3 +68,15 @@ def test_a_changed_megatron_stops_the_process(how: str) -> None:
     assert done.returncode != 0
     assert "PatchError: dsv4kit: the patch 'gradient norm per dtype' does not fit" in done.stderr
     assert "VERL_MEGATRON_OPTIMIZER_COMPAT=0 switches it off" in done.stderr
+
+
+def test_the_build_of_an_image_writes_down_what_every_patch_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dsv4kit.image import patches
+
+    (tmp_path / "sitecustomize.py").write_text(_WITHOUT_TRITON)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    rows = patches.outcomes()
+    assert len(rows) == 15
+    assert list(patches.problems(rows)) == []

@@ -67,6 +67,23 @@ def found(tmp_path: Path, slurm: Slurm, *changes: tuple[str, Any], site: Site | 
     return lines
 
 
+PATCHES = [
+    {"patch": "no-grad main parameters", "required": True, "state": "applied", "detail": ""},
+    {"patch": "MTP tolerates extra arguments", "required": False, "state": "failed", "detail": "AttributeError: x"},
+]
+
+
+def test_the_patches_that_apply_in_the_image_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = {"stack": "pro-grpo", "patches": PATCHES}
+    monkeypatch.setattr(doctor.fit, "problems", lambda *_: [])
+    monkeypatch.setattr(doctor.fit, "inside", lambda _: ("aarch64", inside))
+    findings = list(doctor.image(submission(tmp_path, FakeSlurm())))
+    assert [(finding.level, finding.topic, finding.text) for finding in findings[1:]] == [
+        ("ok", "patch", "no-grad main parameters: applied"),
+        ("warning", "patch", "MTP tolerates extra arguments: failed (AttributeError: x)"),
+    ]
+
+
 class TestLoginNode:
     def test_limits_of_the_partition_are_held_against_the_run(self, tmp_path: Path) -> None:
         said = found(tmp_path, FakeSlurm())["partition"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.image import manifest
+from dsv4kit.image import manifest, patches
 
 # As the dynamic linker says it.
 NO_CUDA = "libcuda.so.1: cannot open shared object file: No such file or directory"
@@ -88,3 +88,16 @@ def test_packages_are_listed_by_the_name_an_index_compares() -> None:
     found = manifest.packages()
     assert {"hydra-core", "types-pyyaml", "jinja2"} <= found.keys()
     assert list(found) == sorted(found)
+
+
+def test_a_required_patch_that_does_not_fit_is_a_defect_of_the_image() -> None:
+    rows = [
+        {"patch": "a", "required": True, "state": "failed", "detail": "it was renamed"},
+        {"patch": "b", "required": False, "state": "failed", "detail": "x"},
+        {"patch": "c", "required": True, "state": "applied", "detail": ""},
+    ]
+    assert list(patches.problems(rows)) == ["patch 'a': it was renamed"]
+
+
+def test_without_megatron_there_is_nothing_to_patch() -> None:
+    assert patches.outcomes() == []

@@ -66,7 +66,7 @@ class Cluster:
         return self.submit(name, *changes, fault=fault, nodes=nodes, recipe="sft")
 
     def wait(
-        self, run: RunDir, until: Callable[[RunState], bool] = lambda state: state.over, limit_s: float = 150
+        self, run: RunDir, until: Callable[[RunState], bool] = lambda state: state.over, limit_s: float = 400
     ) -> RunState:
         deadline = time.monotonic() + limit_s
         while not until(state := read_state(run, self.slurm)):
@@ -173,7 +173,7 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
     node = f"node{victim.rstrip(']')[-1]}"
     cluster.sandbox.kill_node(node)
     try:
-        state = cluster.wait(run, limit_s=240)
+        state = cluster.wait(run, limit_s=600)
         assert state.verdict == "finished"
         assert state.segments[0].attempts == 2
         assert state.segments[0].start_step is not None

@@ -24,6 +24,7 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
 
     `install` puts in place whatever is missing; without it (a dry run) nothing is touched.
     """
+    from dsv4kit.launch import site_files
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox import runtime
     from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
@@ -44,6 +45,8 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
         environment = runtime.runtime_python(torch_index=torch_index)
         python, programs, assets = str(environment), environment.parents[1], runtime.assets_dir(environment)
     else:
+        for problem in site_files.image_problems(image):
+            raise UserError(problem)
         packages.require(IMAGE_PROGRAMS, "running in an image on this machine")
         python, programs, assets = submission.python, Path(image).parent, _assets_by(image, submission.python)
     submission.run.path.parent.mkdir(parents=True, exist_ok=True)

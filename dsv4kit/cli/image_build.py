@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from dsv4kit.image.building import Request, build
+    from dsv4kit.image.building import Request, make
     from dsv4kit.image.progress import Progress
 
     if not args.hw:
         raise UserError("HW is not set; for instance: make image HW=cpu")
-    built = build(Request(args.hw, _variables(args), _path(args.image), args.engine), Progress(_say))
+    built = make(Request(args.hw, _variables(args), _path(args.image), args.engine), Progress(_say))
     if built.reused:
         _say(f"image: {built.path} is there already and has exactly this inside")
     else:
@@ -66,6 +66,7 @@ def _import(args: argparse.Namespace) -> int:
         raise UserError("image import: --image names the file to write")
     if out.exists():
         raise UserError(f"--image={str(out)!r}: exists already; remove it, or name another file")
+    importing.check_writable(out)
     progress = Progress(_say)
     with one_at_a_time(progress):
         engine = choose(args.engine, directory() / "build")

@@ -27,6 +27,14 @@ def suite_of(image: str) -> str | None:
     return found[1] if found else None
 
 
+def qualified(image: str) -> str:
+    """The name with its registry. Without one it is docker's hub to docker, and a question to podman and buildah."""
+    first, slash, _ = image.partition("/")
+    if slash and (first == "localhost" or re.search(r"[.:]", first)):
+        return image
+    return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
+
+
 def local_name(image: str, architecture: str) -> str:
     """The name under which one of Debian's images is kept here, wherever it came from."""
     return f"localhost/dsv4kit-base:{suite_of(image)}-{PLATFORMS[architecture]}"
@@ -41,8 +49,7 @@ def provide(engine: Engine, image: str, architecture: str, log: Path, progress: 
     assert suite is not None
     if engine.has(name):
         return
-    # Of podman and buildah a short name is a question, and docker's own answer is its hub.
-    remote = image if "/" in image else f"docker.io/library/{image}"
+    remote = qualified(image)
     progress(f"base: fetching {remote}")
     try:
         engine.pull(remote, architecture)

@@ -47,7 +47,7 @@ def directory() -> Path:
     return cache_dir() / "images"
 
 
-def build(request: Request, progress: Progress) -> Built:
+def make(request: Request, progress: Progress) -> Built:
     """Builds the image and writes its squashfs. Every failure is a UserError, with nothing half-written left."""
     machine = hardware_of(request.hardware)
     architecture = architecture_of(machine)
@@ -68,6 +68,7 @@ def build(request: Request, progress: Progress) -> Built:
                 " or name another file"
             )
         check_processor(architecture)
+        importing.check_writable(out)
         with one_at_a_time(progress):
             engine = choose(request.engine, directory() / "build")
             engine.prepare()
@@ -78,18 +79,10 @@ def build(request: Request, progress: Progress) -> Built:
             if local_base:
                 base.provide(engine, stack.base.image, architecture, log, progress)
             mounts = host_settings.mounts(engine.directory / "host", os.environ)
-            engine.build(
-                Build(
-                    context.directory,
-                    context.dockerfile,
-                    context.tag,
-                    architecture,
-                    {name: value for name, value in context.build_args.items() if value},
-                    mounts,
-                ),
-                log,
-                progress,
-            )
+            arguments = {name: value for name, value in context.build_args.items() if value}
+            arguments["BASE_IMAGE"] = base.qualified(context.base_image)
+            build = Build(context.directory, context.dockerfile, context.tag, architecture, arguments, mounts)
+            engine.build(build, log, progress)
             made = importing.to_file(
                 engine,
                 context.tag,

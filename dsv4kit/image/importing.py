@@ -56,6 +56,13 @@ def to_file(
         )
 
 
+def check_writable(out: Path) -> None:
+    """Refuses a file that could not be written, before an hour goes into it."""
+    directory = next(part for part in out.parents if part.exists())
+    if not directory.is_dir() or not os.access(directory, os.W_OK):
+        raise UserError(f"IMAGE={str(out)!r}: {directory} cannot be written to")
+
+
 def check_architecture(image: str, found: str, wanted: str | None) -> None:
     """Refuses an image for another processor: enroot would only warn, and every node fail."""
     if wanted is not None and found != wanted:

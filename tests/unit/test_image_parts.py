@@ -17,7 +17,7 @@ import pytest
 
 from dsv4kit.config.loading import load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.image import base, building, contents, fit, host_settings, progress, record, space, squashfs
+from dsv4kit.image import base, building, contents, fit, host_settings, importing, progress, record, space, squashfs
 from dsv4kit.image.manifest import FORMAT
 from dsv4kit.image.progress import Progress, reason, run_logged, step_of
 
@@ -250,6 +250,27 @@ def test_only_debians_images_can_be_made_here() -> None:
     assert base.local_name("debian:bookworm-slim", "aarch64") == "localhost/dsv4kit-base:bookworm-arm64"
 
 
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("debian:bookworm-slim", "docker.io/library/debian:bookworm-slim"),
+        ("nvidia/cuda@sha256:a", "docker.io/nvidia/cuda@sha256:a"),
+        ("nvcr.io/nvidia/pytorch:26.04-py3", "nvcr.io/nvidia/pytorch:26.04-py3"),
+        ("localhost/mine:1", "localhost/mine:1"),
+        ("host:5000/x", "host:5000/x"),
+    ],
+)
+def test_a_name_without_a_registry_is_the_hubs(name: str, full: str) -> None:
+    assert base.qualified(name) == full
+
+
+def test_a_file_that_could_not_be_written_is_refused_first(tmp_path: Path) -> None:
+    importing.check_writable(tmp_path / "new" / "x.sqsh")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"IMAGE='.*/file/x.sqsh': .*/file cannot be written to"):
+        importing.check_writable(tmp_path / "file" / "x.sqsh")
+
+
 def test_room_is_asked_for_before_anything_begins(tmp_path: Path) -> None:
     space.require({tmp_path: 0.000001})
     with pytest.raises(UserError, match=rf"{tmp_path} and {tmp_path}: 10000000 GB are needed, [0-9.]+ GB are free"):
@@ -314,3 +335,37 @@ def test_a_damaged_manifest_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(contents, "read", lambda image, path: json.dumps([]).encode())
     with pytest.raises(UserError, match=r"/x.sqsh: /opt/dsv4kit/manifest.json in it is damaged"):
         contents.manifest("/x.sqsh")
+
+
+class TestMake:
+    @pytest.fixture(autouse=True)
+    def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("DSV4KIT_CACHE", str(tmp_path / "cache"))
+
+        def choose(name: str | None, directory: Path) -> None:
+            raise UserError("an engine was asked for")
+
+        monkeypatch.setattr(building, "choose", choose)
+
+    def make(self, out: Path | None = None) -> building.Built:
+        return building.make(building.Request("cpu", out=out), Progress(print))
+
+    def test_one_that_is_there_is_used_again_without_any_engine(self, tmp_path: Path) -> None:
+        with building._context(
+            "cpu", {"BASE_IMAGE": base.local_name("debian:bookworm", platform.machine())}
+        ) as context:
+            out = building.default_path(context)
+        (tmp_path / "part").write_text("image")
+        known = {"source": "s", "architecture": platform.machine(), "written_by": "w"}
+        record.put(tmp_path / "part", out, stack_hash=context.stack_hash, **known)
+        assert self.make() == building.Built(out, record.load(out), reused=True)
+        (tmp_path / "other.sqsh").write_text("other")
+        with pytest.raises(UserError, match="exists already and has something else inside"):
+            self.make(tmp_path / "other.sqsh")
+        assert (tmp_path / "other.sqsh").read_text() == "other"
+
+    def test_what_fails_leaves_no_context_and_no_file(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="an engine was asked for"):
+            self.make(tmp_path / "out" / "x.sqsh")
+        assert [path.name for path in (tmp_path / "cache" / "images").iterdir()] == ["lock"]
+        assert not (tmp_path / "out").exists()

@@ -44,6 +44,7 @@ def head_arguments(address: str, resources: RayResources, temporary: Path) -> li
         f"--ray-client-server-port={ports.RAY_CLIENT_SERVER}",
         f"--temp-dir={temporary}",
         "--include-dashboard=false",
+        "--no-monitor",  # of the autoscaler: the nodes are Slurm's
         *_common(address, resources),
     ]
 

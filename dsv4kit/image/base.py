@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsv4kit import packages
 from dsv4kit.errors import UserError
-from dsv4kit.image.engines import PLATFORMS, Engine, remove_tree
+from dsv4kit.image.engine import PLATFORMS, Engine, remove_tree
 from dsv4kit.image.progress import Progress, run_logged
 
 PROGRAMS = {

@@ -14,7 +14,8 @@ from dsv4kit.config.cache import cache_dir
 from dsv4kit.errors import UserError
 from dsv4kit.image import base, host_settings, importing, record, space
 from dsv4kit.image.context import BuildContext, write_context
-from dsv4kit.image.engines import Build, Engine, choose, remove_tree
+from dsv4kit.image.engine import Build, Engine, remove_tree
+from dsv4kit.image.engines import choose
 from dsv4kit.image.progress import Progress
 from dsv4kit.image.record import Record
 from dsv4kit.image.render import architecture_of, hardware_of

@@ -14,7 +14,7 @@ from typing import Any
 from dsv4kit import packages
 from dsv4kit.errors import UserError
 from dsv4kit.image import contents, record, squashfs
-from dsv4kit.image.engines import Engine, remove_tree
+from dsv4kit.image.engine import Engine, remove_tree
 from dsv4kit.image.progress import Progress, run_logged
 from dsv4kit.image.record import Record
 

@@ -15,7 +15,7 @@ import pytest
 
 from dsv4kit import packages
 from dsv4kit.errors import UserError
-from dsv4kit.image import contents, engines, importing, record, squashfs
+from dsv4kit.image import contents, engine, engines, importing, record, squashfs
 from dsv4kit.image.progress import Progress
 
 ENTER = Path(__file__).parents[2] / "dsv4kit" / "node" / "enter_image.sh"
@@ -49,7 +49,7 @@ class Lab:
     def build(self, context: Path, who: str = "me") -> None:
         settings = context.with_name("settings")
         arguments = {"BASE_IMAGE": BASE, "WHO": who}
-        build = engines.Build(
+        build = engine.Build(
             context, context / "Dockerfile", IMAGE, os.uname().machine, arguments, [f"{settings}:/settings:ro"]
         )
         self.engine.build(build, self.log, self.progress)

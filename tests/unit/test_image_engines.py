@@ -13,7 +13,7 @@ import pytest
 
 from dsv4kit import packages
 from dsv4kit.errors import UserError
-from dsv4kit.image import contents, engines, importing, squashfs
+from dsv4kit.image import contents, engine, engines, importing, squashfs
 from dsv4kit.image.progress import Progress
 
 INSPECTED = json.dumps([{"Architecture": "amd64", "Config": {"Env": ["A=b"], "WorkingDir": "/w", "Labels": None}}])
@@ -79,7 +79,8 @@ class TestChoice:
         ("docker", "docker build --progress=plain --platform=linux/arm64"),
         (
             "podman",
-            "podman build --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro --platform=linux/arm64",
+            "podman build --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro"
+            " --platform=linux/arm64",
         ),
         (
             "buildah",
@@ -90,7 +91,7 @@ class TestChoice:
 )
 def test_what_an_engine_is_told(programs: Programs, tmp_path: Path, name: str, expected: str) -> None:
     programs.add(name, "echo STEP 1/1: FROM x")
-    build = engines.Build(Path("/ctx"), Path("/ctx/Dockerfile"), "localhost/a:1", "aarch64", {"A": "b c"}, ["/c:/d:ro"])
+    build = engine.Build(Path("/ctx"), Path("/ctx/Dockerfile"), "localhost/a:1", "aarch64", {"A": "b c"}, ["/c:/d:ro"])
     said: list[str] = []
     engines.choose(name, tmp_path).build(build, tmp_path / "log", Progress(said.append))
     assert programs.calls[-1] == f"{expected} --tag=localhost/a:1 --build-arg=A=b c --file=/ctx/Dockerfile /ctx"
@@ -123,9 +124,9 @@ esac""",
         )
 
     def made(self, tmp_path: Path, architecture: str = "x86_64") -> Path:
-        engine = engines.choose("podman", tmp_path / "work")
+        podman = engines.choose("podman", tmp_path / "work")
         out = tmp_path / "out" / "a.sqsh"
-        importing.to_file(engine, "localhost/a:1", out, architecture, tmp_path / "log", Progress(print))
+        importing.to_file(podman, "localhost/a:1", out, architecture, tmp_path / "log", Progress(print))
         return out
 
     def left(self, tmp_path: Path) -> list[str]:

@@ -62,7 +62,8 @@ def _render(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from dsv4kit.image.render import architecture_of, hardware_of
+    from dsv4kit.config.loading import hardware_of
+    from dsv4kit.image.render import architecture_of
     from dsv4kit.image.stack import stack_for
 
     hardware = hardware_of(args.hardware)

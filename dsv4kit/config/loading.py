@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import yaml
 
-from dsv4kit.config.schema import Settings
+from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.section import Section, SettingError
 from dsv4kit.config.tree import Tree, assign, merge
 from dsv4kit.errors import UserError, nearest
@@ -25,6 +25,13 @@ ROOT = HERE.parents[1]
 SITES = ROOT / "slurm" / "sites"
 
 S = TypeVar("S", bound=Section)
+
+
+class _Machine(Section):
+    """What every file of a hardware has to say."""
+
+    hardware: Hardware
+
 
 # Keys of the files that are not settings.
 _NOT_SETTINGS = ("defaults", "for", "bases")
@@ -55,16 +62,27 @@ def names(kind: str) -> list[str]:
 def load_yaml(path: Path) -> Tree:
     """One YAML mapping; a user error names file and line of what is wrong."""
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        text = path.read_text(encoding="utf-8")
+        content = yaml.load(text, Loader=_LOADER)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if "*" in text and _goes_in_a_circle(content):
+        raise UserError(f"{path}: not valid here: an alias stands within its own anchor")
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
     return content
+
+
+def _goes_in_a_circle(value: object, above: tuple[int, ...] = ()) -> bool:
+    """Whether a mapping or list holds itself, which an alias makes possible."""
+    if id(value) in above:
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_goes_in_a_circle(item, (*above, id(value))) for item in items)
 
 
 def find(kind: str, name: str, variable: str) -> Path:
@@ -81,7 +99,7 @@ def load_site(name: str) -> Site:
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
     tree = load_yaml(path)
-    return validate(Site, tree, dict.fromkeys(_dotted(tree), _shown(path)))
+    return validate(Site, tree, dict.fromkeys([*_dotted(tree), *Site.model_fields()], _shown(path)))
 
 
 def combinations() -> dict[str, dict[str, str]]:
@@ -90,14 +108,28 @@ def combinations() -> dict[str, dict[str, str]]:
 
 
 def _combination(path: Path) -> dict[str, str]:
-    combination = load_yaml(path)["for"]
-    return {key: str(combination[key]) for key in ("hardware", "model", "recipe")}
+    combination = load_yaml(path).get("for")
+    wanted = ("hardware", "model", "recipe")
+    if not isinstance(combination, Mapping) or not all(isinstance(combination.get(key), str) for key in wanted):
+        raise UserError(f"{_shown(path)}: for={combination!r}: names of {', '.join(wanted)} are needed")
+    return {key: combination[key] for key in wanted}
 
 
 def hardware_defaults(hardware: str) -> dict[str, str]:
     """Model, recipe and site that go with a hardware where the user names none."""
     path = find("hardware", hardware, "HW")
-    return dict(load_yaml(path).get("defaults", {}))
+    defaults = load_yaml(path).get("defaults", {})
+    if not isinstance(defaults, Mapping) or not all(isinstance(name, str) for name in defaults.values()):
+        raise UserError(f"{_shown(path)}: defaults={defaults!r}: names of model, recipe and site may stand there")
+    return dict(defaults)
+
+
+def hardware_of(name: str) -> Hardware:
+    """The hardware of that name, as its file describes it."""
+    path = find("hardware", name, "HW")
+    tree = load_yaml(path)
+    machine = {"hardware": tree.get("hardware")}
+    return validate(_Machine, machine, dict.fromkeys(["hardware", *_dotted(machine)], _shown(path))).hardware
 
 
 def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Override] = ()) -> Resolved:
@@ -127,7 +159,10 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
         raise UserError(f"{_shown(path)}: is a base of itself")
     content = load_yaml(path)
     layers: dict[Path, Tree] = {}
-    for name in content.get("bases", []):
+    bases = content.get("bases", [])
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
+        raise UserError(f"{_shown(path)}: bases={bases!r}: a list of names is needed")
+    for name in bases:
         kind, _, stem = name.rpartition("/")
         layers |= _with_bases(HERE / (kind or "bases") / f"{stem}.yaml", (*above, path))
     return {**layers, path: content}
@@ -167,7 +202,12 @@ def validate(section: type[S], tree: Tree, sources: Mapping[str, str]) -> S:
     except SettingError as error:
         problem = error
     dotted = ".".join(str(part) for part in problem.location)
-    source = sources.get(dotted) or next((s for key, s in sources.items() if key.startswith(f"{dotted}.")), None)
-    source = source or next((s for key, s in sources.items() if dotted.startswith(f"{key}.")), None)
     value = f"={problem.value!r}" if problem.kind == "value" else ""
-    raise UserError(f"{source or section.__name__}: {dotted}{value}: {problem.message}")
+    raise UserError(f"{source_of(dotted, sources) or section.__name__}: {dotted}{value}: {problem.message}")
+
+
+def source_of(dotted: str, sources: Mapping[str, str]) -> str | None:
+    """Where the value of a key came from: the key itself, or the nearest that is written, below or above it."""
+    below = (source for key, source in sources.items() if key.startswith(f"{dotted}."))
+    above = (source for key, source in sources.items() if dotted.startswith(f"{key}."))
+    return sources.get(dotted) or next(below, None) or next(above, None)

@@ -90,7 +90,7 @@ class Section:
 
     _hints: dict[str, Any]
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:  # `self` may be a key that somebody writes
         found, problems = {}, []
         hints = self.model_fields()
         for key in values.keys() - hints.keys():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsv4kit.config.cache import cache_dir
+from dsv4kit.config.loading import hardware_of
 from dsv4kit.errors import UserError
 from dsv4kit.image import base, host_settings, importing, record, space
 from dsv4kit.image.context import BuildContext, write_context
@@ -18,7 +19,7 @@ from dsv4kit.image.engine import Build, Engine, remove_tree
 from dsv4kit.image.engines import choose
 from dsv4kit.image.progress import Progress
 from dsv4kit.image.record import Record
-from dsv4kit.image.render import architecture_of, hardware_of
+from dsv4kit.image.render import architecture_of
 from dsv4kit.image.stack import stack_for
 
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.loading import ROOT, hardware_of
 from dsv4kit.config.schema import Hardware
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.image import checks, locks
-from dsv4kit.image.render import architecture_of, hardware_of, render_stack, requirements_of
+from dsv4kit.image.render import architecture_of, render_stack, requirements_of
 from dsv4kit.image.stack import Stack, stack_for
 
 # Of the kit: all that checks and trains; of its libraries: what the agents are started with.

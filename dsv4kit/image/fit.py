@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsv4kit.config.loading import find, load_yaml, names
+from dsv4kit.config.loading import hardware_of, names
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.image import contents, record
 from dsv4kit.image.manifest import FORMAT
@@ -80,6 +80,6 @@ def _same_kernels(built_for: str, hardware: Hardware) -> bool:
         return True
     if built_for not in names("hardware"):
         return False
-    other = Hardware.model_validate(load_yaml(find("hardware", built_for, "HW"))["hardware"])
+    other = hardware_of(built_for)
     compared = ("device", "cpu_architecture", "sm_architecture")
     return all(getattr(other, name) == getattr(hardware, name) for name in compared)

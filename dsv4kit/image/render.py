@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import jinja2
 
-from dsv4kit.config.loading import ROOT, find, load_yaml
+from dsv4kit.config.loading import ROOT, hardware_of
 from dsv4kit.config.schema import Hardware
 from dsv4kit.image.stack import GitSource, Stack, stack_for
 
@@ -32,11 +32,6 @@ def environment() -> jinja2.Environment:
     )
     made.filters["of_role"] = _of_role
     return made
-
-
-def hardware_of(name: str) -> Hardware:
-    """The hardware of that name, as its file describes it."""
-    return Hardware.model_validate(load_yaml(find("hardware", name, "HW"))["hardware"])
 
 
 def architecture_of(hardware: Hardware) -> str:

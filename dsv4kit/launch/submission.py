@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import dsv4kit
-from dsv4kit.config.loading import ROOT, Resolved
+from dsv4kit.config.loading import ROOT, Resolved, source_of
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.image import fit
@@ -146,7 +146,7 @@ class Submission:
             kit_dir=str(self.run.kit),
             layout=self.layout,
         )
-        origins = {key: sources.get(setting, settings.profile) for key, setting in traced.settings.items()}
+        origins = {key: source_of(setting, sources) or settings.profile for key, setting in traced.settings.items()}
         features = features_of(settings.engine.verl)
         tree = compose.Tree(settings.recipe.config_name, features.added, features.removed)
         return tree.render(traced.pairs, origins)

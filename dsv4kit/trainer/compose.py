@@ -80,6 +80,9 @@ class Tree:
         for key in pairs:
             if key in self._removed:
                 raise UserError(f"{(sources or {}).get(key, 'verl')}: the image's verl has no key {key!r}")
+        for key in groups:
+            if key in pairs:
+                _check_choice(key, pairs[key], (sources or {}).get(key, "verl"))
         self._choices = [f"{key}={pairs[key]}" for key in groups if key in pairs]
         rest = {key: value for key, value in pairs.items() if key not in groups}
         written = [(key, f"{key}={_quoted(key, value, sources or {})}") for key, value in rest.items()]
@@ -176,6 +179,12 @@ def _quoted(key: str, value: Any, sources: Mapping[str, str]) -> str:
         return quoting.hydra(value)
     except TypeError as error:
         raise UserError(f"{sources.get(key, 'verl')}: {key}: {error}") from None
+
+
+def _check_choice(group: str, choice: object, source: str) -> None:
+    known = sorted(path.stem for path in (_config_dir() / group).glob("*.yaml"))
+    if choice not in known:
+        raise UserError(f"{source}: {group}={choice!r}: allowed: {', '.join(known)}{nearest(str(choice), known)}")
 
 
 def _open(key: str) -> bool:

@@ -80,8 +80,8 @@ def _refuse_clashes(settings: Settings, typed: Mapping[str, Pair]) -> None:
     for key in _spelt_out(settings.verl):
         if key.startswith(("hydra.", "hydra/")):
             raise UserError(f"verl.{key}: Hydra's own settings are the kit's")
-        if key in OWNED:
-            raise UserError(f"verl.{key}: the kit sets this key itself, from {OWNED[key]}")
+        if owner := next((owned for owned in OWNED if f"{key}.".startswith(f"{owned}.")), None):
+            raise UserError(f"verl.{key}: the kit sets this key itself, from {OWNED[owner]}")
         if settings.engine.backend == "megatron" and key in typed:
             raise UserError(f"verl.{key}: the kit sets this key itself, from SET={typed[key].setting}=...")
 

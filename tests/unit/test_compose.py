@@ -32,8 +32,10 @@ def test_group_choices_come_first_and_change_the_tree() -> None:
 
 
 def test_a_group_choice_that_is_none_is_one_line() -> None:
-    with pytest.raises(UserError, match="refuses the overrides"):
-        compose.Tree("ppo_trainer").render({"model_engine": "megatrom", "actor_rollout_ref.rollout.name": "vllm"})
+    with pytest.raises(UserError, match=r"^VERL: model_engine='megatrom': allowed: .*did you mean 'megatron'"):
+        compose.Tree("ppo_trainer").render(
+            {"model_engine": "megatrom", "actor_rollout_ref.rollout.name": "vllm"}, {"model_engine": "VERL"}
+        )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.config import time_limit
+from dsv4kit.config import loading, time_limit
+from dsv4kit.config.cache import cache_dir
 from dsv4kit.config.loading import HERE, Override, load_settings, load_site, load_yaml, names
 from dsv4kit.config.tree import merge
 from dsv4kit.config.values import parse_value, split_pair, split_words
@@ -86,6 +87,76 @@ def test_a_broken_yaml_file_is_named_with_its_line(tmp_path: Path) -> None:
 def test_a_site_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="No such file"):
         load_site(str(tmp_path / "none.yaml"))
+
+
+def test_an_alias_within_its_own_anchor_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("name: mine\nenv: &all {X: {Y: [*all]}}\n")
+    with pytest.raises(UserError, match="alias"):
+        load_site(str(path))
+
+
+def test_what_a_site_lacks_is_said_with_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("name: mine\n")
+    with pytest.raises(UserError, match=f"^{path}: description: not set"):
+        load_site(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hardwar: {}", "x.yaml: hardware=None: not keys and values"),
+        ("hardware: {name: x, self: 1}", "x.yaml: hardware.self: no such key"),
+        ("hardware: {name: x, device: gpu}", "x.yaml: hardware.device='gpu': none of cuda, cpu"),
+        ("defaults: 5", "x.yaml: defaults=5: names of model"),
+        ("defaults: {model: [tiny]}", "x.yaml: defaults="),
+    ],
+)
+def test_a_damaged_hardware_file_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "x.yaml").write_text(text)
+    monkeypatch.setattr(loading, "HERE", tmp_path)
+    with pytest.raises(UserError) as error:
+        loading.hardware_defaults("x")
+        loading.hardware_of("x")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["x: 1", "for: 3", "for: {hardware: cpu, model: tiny}", "for: {hardware: [cpu]}"])
+def test_a_profile_that_does_not_say_what_it_is_for_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "x.yaml").write_text(text)
+    monkeypatch.setattr(loading, "HERE", tmp_path)
+    with pytest.raises(UserError, match=r"x\.yaml: for="):
+        loading.combinations()
+
+
+@pytest.mark.parametrize("bases", ["5", "[5]", "{a: b}", "tiny"])
+def test_bases_that_are_no_names_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bases: str) -> None:
+    for kind in ("hardware", "models", "recipes", "profiles"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "x.yaml").write_text(f"bases: {bases}\n")
+    (tmp_path / "profiles" / "x.yaml").write_text("for: {hardware: x, model: x, recipe: x}")
+    monkeypatch.setattr(loading, "HERE", tmp_path)
+    with pytest.raises(UserError, match=r"x\.yaml: bases=.*: a list of names"):
+        load_settings("x", "x", "x")
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DSV4KIT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(UserError, match="DSV4KIT_CACHE"):
+        cache_dir()
 
 
 def test_merge_remembers_the_last_source_of_each_value() -> None:

@@ -57,7 +57,9 @@ def test_a_mandatory_key_left_out_is_named(tree: compose.Tree) -> None:
         tree.render(pairs)
 
 
-@pytest.mark.parametrize("key", ["trainer.total_training_steps", "trainer.resume_mode", "trainer.nnodes"])
+@pytest.mark.parametrize(
+    "key", ["trainer.total_training_steps", "trainer.resume_mode", "trainer.nnodes", "ray_kwargs.ray_init.num_cpus.x"]
+)
 def test_what_makes_the_chain_cannot_be_overridden(key: str) -> None:
     with pytest.raises(UserError, match="the kit sets this key itself"):
         build(Override(f"verl.{key}", 1, "VERL"))

@@ -141,3 +141,8 @@ def test_a_section_does_not_change_and_a_copy_is_checked() -> None:
         made.model_copy(update={"share": 2})
     with pytest.raises(SettingError, match="no such key"):
         made.model_copy(update={"shore": 1})
+
+
+def test_a_key_may_have_any_name() -> None:
+    for name in ("self", "cls", "__class__", "_hints"):
+        assert problem(**{name: 1}).kind == "unknown"

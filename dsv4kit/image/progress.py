@@ -108,5 +108,9 @@ def reason(lines: Sequence[str]) -> str:
     told = [
         line for line in said if re.search(r"error|fatal|cannot|no such|denied|unable|not found", line, re.IGNORECASE)
     ]
-    own = [line for line in told if not re.search(r"exit(ed with)? (status|code)|building at STEP|exit status", line)]
+    own = [
+        line
+        for line in told
+        if not re.search(r"exit(ed with)? (status|code)|building at STEP|exit status|previous errors", line)
+    ]
     return (own or told or said or ["no message"])[-1]

@@ -28,6 +28,7 @@ class Programs:
 
     def add(self, name: str, body: str) -> None:
         path = self.bin / name
+        path.unlink(missing_ok=True)  # it may be a link to the real program, which must not be written to
         path.write_text(f'#!/bin/sh\necho "{name} $*" >> {shlex.quote(str(self.log))}\n{body}\n')
         path.chmod(0o755)
 
@@ -95,7 +96,7 @@ def test_what_an_engine_is_told(programs: Programs, tmp_path: Path, name: str, e
     said: list[str] = []
     engines.choose(name, tmp_path).build(build, tmp_path / "log", Progress(said.append))
     assert programs.calls[-1] == f"{expected} --tag=localhost/a:1 --build-arg=A=b c --file=/ctx/Dockerfile /ctx"
-    assert said == [f"image: 0 s: {name} build 1/1 FROM x"]
+    assert [line.split(": ", 2)[2] for line in said] == [f"{name} build 1/1 FROM x"]
 
 
 class TestImport:
@@ -149,6 +150,24 @@ esac""",
         with pytest.raises(UserError, match="`podman export`: its files could not be unpacked"):
             self.made(tmp_path)
         assert programs.calls[-1] == f"podman rm dsv4kit-reading-{os.getpid()}"
+        assert self.left(tmp_path) == []
+
+    def test_what_the_engine_says_is_the_reason_and_stays_off_the_terminal(
+        self, programs: Programs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        programs.add(
+            "podman", f"case $1 in image) cat {self.inspected} ;; export) echo 'Error: no layer' >&2; exit 3 ;; esac"
+        )
+        with pytest.raises(UserError, match="its files could not be unpacked: Error: no layer"):
+            self.made(tmp_path)
+        assert "no layer" not in capfd.readouterr().err
+        assert self.left(tmp_path) == []
+
+    def test_an_image_that_does_not_fit_on_the_disk_is_one_line(self, programs: Programs, tmp_path: Path) -> None:
+        programs.add("tar", "head -c 100 >/dev/null; echo 'tar: x: Cannot write: No space left on device' >&2; exit 2")
+        programs.add("podman", f"case $1 in image) cat {self.inspected} ;; export) cat /dev/zero ;; esac")
+        with pytest.raises(UserError, match="could not be unpacked: tar: x: Cannot write: No space left"):
+            self.made(tmp_path)
         assert self.left(tmp_path) == []
 
     def test_an_image_for_another_processor_is_not_even_unpacked(self, programs: Programs, tmp_path: Path) -> None:

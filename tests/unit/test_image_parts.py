@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dsv4kit import packages
 from dsv4kit.config.loading import load_settings
 from dsv4kit.errors import UserError
 from dsv4kit.image import base, building, contents, fit, host_settings, importing, progress, record, space, squashfs
@@ -341,6 +342,7 @@ class TestFit:
 
 
 def test_a_damaged_image_is_one_line_and_not_an_image_without_a_manifest(tmp_path: Path) -> None:
+    packages.require(squashfs.PROGRAMS, "this test")
     (tmp_path / "file").write_text("x")
     image = tmp_path / "x.sqsh"
     subprocess.run(["mksquashfs", tmp_path / "file", image, "-quiet", "-no-progress"], check=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from dsv4kit.cli import image_build
@@ -54,10 +55,12 @@ def _render(args: argparse.Namespace) -> int:
     from dsv4kit.image.context import write_context
 
     variables = dict(split_pair(text, "image render") for text in args.set)
-    context = write_context(args.hardware, Path(args.out), {**variables, "STACK": args.stack or ""})
-    given = " ".join(f"--build-arg {name}={value}" for name, value in context.build_args.items() if value)
+    if args.stack is not None:
+        variables["STACK"] = args.stack
+    context = write_context(args.hardware, Path(args.out), variables)
     print(f"{context.directory}: {context.stack} for {context.architecture}, {context.stack_hash[:12]}; for instance")
-    print(f"  docker build {given} --tag {context.tag} {context.directory}")
+    given = [word for name, value in context.build_args.items() if value for word in ("--build-arg", f"{name}={value}")]
+    print(f"  {shlex.join(['docker', 'build', *given, '--tag', context.tag, str(context.directory)])}")
     return 0
 
 

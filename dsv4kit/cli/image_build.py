@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BUILD_VARIABLES, BY_VERB, ENGINE, IMAGE, SELECTION, SET_OF_BUILD
+from dsv4kit.config import site_values
 from dsv4kit.errors import UserError
 
 ACTIONS = {
@@ -64,9 +66,11 @@ def _import(args: argparse.Namespace) -> int:
     out = _path(args.image)
     if out is None:
         raise UserError("image import: --image names the file to write")
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"--image={str(out)!r}: exists already; remove it, or name another file")
     importing.check_writable(out)
+    if not re.fullmatch(r"[^\s-]\S*", args.source):
+        raise UserError(f"image import: {args.source!r}: not the name of an image; localhost/mine:1 is one")
     progress = Progress(_say)
     with one_at_a_time(progress):
         engine = choose(args.engine, directory() / "build")
@@ -150,7 +154,10 @@ def _path(text: str | None) -> Path | None:
         return None
     if not text.endswith((".sqsh", ".sqfs", ".squashfs")):
         raise UserError(f"IMAGE={text!r}: not a squashfs file by its name; .sqsh, .sqfs and .squashfs are")
-    return Path(text).absolute()
+    try:
+        return Path(site_values.line(text)).absolute()
+    except ValueError as error:
+        raise UserError(f"IMAGE={text!r}: {error}") from None
 
 
 def _say(line: str) -> None:

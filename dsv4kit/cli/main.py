@@ -58,6 +58,9 @@ def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     if words[:1] == ["--make"]:  # the Makefile: `--make VERB [ACTION]`, with its variables in the environment
         words = [*words[1:], *variables.options_from_make(" ".join(words[1:]), os.environ)]
+    for word in words:
+        if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UserError(f"{word!a}: not UTF-8; it could stand neither in a run's files nor in its scripts")
     args = build_parser().parse_args(words)
     status: int = _module(args.verb).run(args)
     return status

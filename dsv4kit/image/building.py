@@ -62,7 +62,7 @@ def make(request: Request, progress: Progress) -> Built:
         out = (request.out or default_path(context)).absolute()
         if found := _reusable(out, context):
             return Built(out, found, reused=True)
-        if out.exists():
+        if os.path.lexists(out):
             known = record.load(out)
             what = f"stack {known.stack_hash[:12]}" if known and known.stack_hash else "something else"
             raise UserError(

@@ -68,11 +68,18 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
     files["image.json"] = json.dumps({**facts, "stack_hash": stack_hash}, indent=2) + "\n"
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory}: not empty; a build context is written into a directory of its own")
-    for name, content in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(content, encoding="utf-8")
-    _copy_kit(directory / "kit")
-    _same_whenever_it_is_written(directory)
+    was_there = directory.exists()
+    try:
+        for name, content in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(content, encoding="utf-8")
+        _copy_kit(directory / "kit")
+        _same_whenever_it_is_written(directory)
+    except BaseException as error:
+        _remove(directory, itself=not was_there)
+        if isinstance(error, OSError):
+            raise UserError(f"{directory}: {_why(error)}") from None
+        raise
     return BuildContext(
         directory=directory,
         hardware=hardware,
@@ -83,6 +90,24 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
         base_image=build_args["BASE_IMAGE"],
         build_args={**build_args, "STACK_HASH": stack_hash, "KIT_REVISION": kit_revision()},
     )
+
+
+def _remove(directory: Path, itself: bool) -> None:
+    """What was written."""
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if itself and directory.is_dir():
+        directory.rmdir()
+
+
+def _why(error: OSError) -> str:
+    """Of `copytree`, which gathers (source, destination, reason), the first reason."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        return str(error.args[0][0][2])
+    return error.strerror or str(error)
 
 
 def _build_args(stack: Stack, hardware: Hardware, given: Mapping[str, str]) -> dict[str, str]:

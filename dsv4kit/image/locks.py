@@ -77,6 +77,8 @@ def read(stack: Stack, architecture: str) -> str:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file.relative_to(ROOT)}: {error.strerror}; `make lock` makes it") from None
+    except ValueError:
+        raise UserError(f"{file.relative_to(ROOT)}: damaged; `make lock` makes it again") from None
     found = next((line for line in text.splitlines() if line.startswith(_INPUTS)), "")
     if found.removeprefix(_INPUTS) != inputs(stack, architecture).digest:
         raise UserError(

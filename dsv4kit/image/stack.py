@@ -153,10 +153,13 @@ def stacks() -> dict[str, Stack]:
 
 def stack_for(hardware: str, name: str | None = None) -> Stack:
     """The stack of that name, or the one for what the hardware trains by default."""
-    recipe = hardware_defaults(hardware)["recipe"]
+    recipe = hardware_defaults(hardware).get("recipe")
     fitting = {key: stack for key, stack in stacks().items() if hardware in stack.hardware}
     if name is None:
-        return next(stack for stack in fitting.values() if stack.recipe == recipe)
+        for stack in fitting.values():
+            if stack.recipe == recipe:
+                return stack
+        raise UserError(f"{_SHOWN}: no stack for hardware {hardware} and recipe {recipe}, its default")
     if name not in fitting:
         known = ", ".join(fitting)
         raise UserError(

@@ -85,8 +85,10 @@ def cut_checkpoint(source: Path, destination: Path, layers: int, mtp: bool, say:
         staging.mkdir()
         _write(source, staging, config, cut, parts, total, say)
         staging.rename(destination)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write; it does not say where
+            raise UserError(f"--out={destination}: {error.strerror or error}") from None
         raise
 
 

@@ -61,9 +61,9 @@ def read_header(path: Path) -> Shard:
         raise UserError(f"{path}: its safetensors header is damaged") from None
     base = _LENGTH.size + length
     try:
-        metadata = header.pop(_METADATA, {})
+        metadata = dict(header.pop(_METADATA, {}))
         tensors = [_tensor(name, entry, base) for name, entry in header.items()]
-    except (AttributeError, TypeError, KeyError, ValueError):
+    except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
         raise UserError(f"{path}: its safetensors header is damaged") from None
     tensors.sort(key=lambda tensor: (tensor.begin, tensor.end))
     if tensors and tensors[-1].end > size:
@@ -73,9 +73,10 @@ def read_header(path: Path) -> Shard:
 
 def _tensor(name: str, entry: Mapping[str, Any], base: int) -> Tensor:
     begin, end = entry["data_offsets"]
-    if not 0 <= begin <= end:
+    shape = list(entry["shape"])
+    if not all(type(number) is int for number in (begin, end, *shape)) or not 0 <= begin <= end:
         raise ValueError
-    return Tensor(name, str(entry["dtype"]), [int(size) for size in entry["shape"]], base + begin, base + end)
+    return Tensor(name, str(entry["dtype"]), shape, base + begin, base + end)
 
 
 def copy_tensors(shard: Shard, wanted: Sequence[Tensor], destination: Path, name_of: Callable[[str], str]) -> None:

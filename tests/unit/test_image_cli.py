@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -65,6 +66,10 @@ def test_render_writes_a_context_and_says_how_to_build_it(
         (["render", "gb200", "--set", "VERL_SHA=x"], "goes with --out DIR"),
         (["render", "gb200", "--out", "{out}"], "BASE_IMAGE: not set"),
         (["render", "cpu", "--out", "{out}", "--set", "BASE"], "'BASE' is not of the form key=value"),
+        (["render", "h100", "--out", "{out}", "--set", "STACK=flash"], "STACK='flash': no stack of that name"),
+        (["import", "x", "--image=a\nb.sqsh"], "IMAGE='a\\nb.sqsh': control characters"),
+        (["import", "--image={out}.sqsh", "--", "--all"], "'--all': not the name of an image"),
+        (["import", "--image={out}.sqsh", ""], "'': not the name of an image"),
         (["rendr", "cpu"], "did you mean 'render'?"),
     ],
 )
@@ -81,3 +86,26 @@ def test_a_mistake_is_one_line(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert said in printed.err
     assert not out.exists()
+
+
+def test_the_command_that_is_printed_is_one_for_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my $(id)"
+    index = "https://h/$(id);x"
+    words = ["--set", "BASE_IMAGE=localhost/base:1", "--set", f"TORCH_INDEX={index}"]
+    assert run(monkeypatch, "render", "cpu", "--out", str(out), *words) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:2] == ["docker", "build"]
+    assert command[-1] == str(out)
+    assert f"TORCH_INDEX={index}" in command
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = tmp_path / "x.sqsh"
+    link.symlink_to(tmp_path / "gone" / "x.sqsh")
+    assert run(monkeypatch, "import", "localhost/a:1", f"--image={link}") == 2
+    assert "exists already" in capsys.readouterr().err
+    assert link.is_symlink()

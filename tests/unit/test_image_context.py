@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -101,6 +102,25 @@ def test_a_mistake_writes_nothing(tmp_path: Path, given: dict[str, str], said: s
     assert "\n" not in str(raised.value)
     assert "secret" not in str(raised.value)
     assert not (tmp_path / "context").exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), shutil.Error([("a", "b", "No space left on device")])]
+)
+def test_nothing_is_left_of_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool, error: OSError
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    directory = tmp_path / "context"
+    if is_there:
+        directory.mkdir()
+    with pytest.raises(UserError, match=r"/context: No space left on device$"):
+        write_context("cpu", directory, {"BASE_IMAGE": "localhost/base:1"})
+    assert list(directory.iterdir()) == [] if is_there else not directory.exists()
 
 
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:

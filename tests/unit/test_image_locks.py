@@ -104,3 +104,11 @@ def test_a_resolver_without_a_solution_is_one_line_and_the_lock_stays(
         locks.make(grpo(), "x86_64", str(tmp_path / "uv"))
     assert (tmp_path / "pro-grpo.x86_64.lock").read_text() == "as it was\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pro-grpo.x86_64.lock", "uv"]
+
+
+def test_a_damaged_lock_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(locks, "ROOT", tmp_path)
+    locks.path(grpo(), "x86_64").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"^pro-grpo.x86_64.lock: damaged; `make lock` makes it again"):
+        locks.read(grpo(), "x86_64")

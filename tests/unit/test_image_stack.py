@@ -104,6 +104,12 @@ def test_an_unknown_stack_or_hardware_is_one_line() -> None:
         stack_for("gb20")
 
 
+def test_a_hardware_without_a_stack_for_its_recipe_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "hardware_defaults", lambda hardware: {})
+    with pytest.raises(UserError, match=r"containers/stack.yaml: no stack for hardware h100"):
+        stack_for("h100")
+
+
 def test_the_file_is_one_document_with_no_key_twice() -> None:
     seen: list[str] = []
 

@@ -212,6 +212,21 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda r: ((r / FIRST).unlink(), (r / FIRST).write_bytes(struct.pack("<Q", 2) + b"[]")),
         "header is damaged",
     ),
+    **{
+        f"a header with {entry}": (
+            lambda r, entry=entry: (
+                (r / FIRST).unlink(),
+                (r / FIRST).write_bytes(struct.pack("<Q", len(entry)) + entry.encode() + bytes(9)),
+            ),
+            "header is damaged",
+        )
+        for entry in (
+            '{"__metadata__":[1]}',
+            '{"embed.weight":{"dtype":"U8","shape":[Infinity],"data_offsets":[0,8]}}',
+            '{"embed.weight":{"dtype":"U8","shape":["8"],"data_offsets":[0,8]}}',
+            '{"embed.weight":{"dtype":"U8","shape":[8],"data_offsets":[0,8.0]}}',
+        )
+    },
     "an index that lies": (
         lambda r: edit(r / "model.safetensors.index.json", weight_map={"embed.tokens": FIRST}),
         "has no tensor 'embed.tokens'",

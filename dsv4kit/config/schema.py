@@ -43,6 +43,12 @@ def _saves_something(contents: list[str]) -> list[str]:
     return contents
 
 
+def _some(nodes: list[int]) -> list[int]:
+    if not nodes:
+        raise ValueError("memory has to be somewhere; [0] is the first NUMA node")
+    return nodes
+
+
 def _saves(value: int) -> int:
     if value < 1:
         raise ValueError("verl never saves below 1, not even the last step of a segment; 1 to segment_steps are useful")
@@ -65,7 +71,7 @@ class Hardware(Section):
     memory_per_numa_node_gb: PositiveFloat | None = setting(
         default=None, description="host memory of one CPU NUMA node, nominal"
     )
-    cpu_numa_nodes: list[NonNegativeInt] = setting(
+    cpu_numa_nodes: Annotated[list[NonNegativeInt], Check(_some)] = setting(
         default=[0], description="NUMA nodes that are CPU memory; on Grace the GPUs' memory has nodes of its own"
     )
     nvlink_domain_gpus: PositiveInt | None = setting(default=None, description="GPUs that reach each other over NVLink")
@@ -148,7 +154,9 @@ class Data(Section):
     train_batch_size: PositiveInt = setting(description="prompts of one step")
     max_prompt_length: PositiveInt
     max_response_length: PositiveInt
-    seed: int = setting(description="order of the data; fixed, so that a resumed run sees the order it would have seen")
+    seed: Annotated[int, Between(0, 2**32 - 1)] = setting(
+        description="order of the data; fixed, so that a resumed run sees the order it would have seen"
+    )
 
 
 class Rollout(Section):

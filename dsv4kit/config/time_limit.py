@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 _FORMS = (
-    r"(?P<minutes>\d+)",
-    r"(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+):(?P<minutes>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
+    r"(?P<minutes>\d{1,9})",
+    r"(?P<minutes>\d{1,9}):(?P<seconds>\d{1,9})",
+    r"(?P<hours>\d{1,9}):(?P<minutes>\d{1,9}):(?P<seconds>\d{1,9})",
+    r"(?P<days>\d{1,9})-(?P<hours>\d{1,9})",
+    r"(?P<days>\d{1,9})-(?P<hours>\d{1,9}):(?P<minutes>\d{1,9})",
+    r"(?P<days>\d{1,9})-(?P<hours>\d{1,9}):(?P<minutes>\d{1,9}):(?P<seconds>\d{1,9})",
 )
+# Slurm counts minutes in 32 bits and seconds in a signed 32; more than 68 years is no limit to it.
+_LONGEST_S = 2**31 - 1
 _SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 
 
@@ -20,7 +22,7 @@ def seconds(text: str) -> int:
     for form in _FORMS:
         if match := re.fullmatch(form, text, re.ASCII):
             total = sum(_SECONDS[unit] * int(value) for unit, value in match.groupdict().items())
-            if total > 0:
+            if 0 < total <= _LONGEST_S:
                 return total
     raise ValueError("not a time limit; Slurm reads 90 (minutes), 4:00:00, 1-12:00:00 and the like")
 

@@ -90,8 +90,10 @@ def start_worker(
     address: str, resources: RayResources, env: Mapping[str, str], attempt_dir: Path, log: Path
 ) -> subprocess.Popen[bytes]:
     """Starts a worker that joins as soon as the head takes it, see `ray_worker`."""
+    # Longer than node 0 may take, which starts a head anew that did not come up: it knows whose fault it is.
+    patience_s = 2 * resources.ready_deadline_s
     argv = [sys.executable, "-m", "dsv4kit.node.ray_worker", str(attempt_dir / "ray_head.json")]
-    argv += [str(resources.ready_deadline_s), *worker_arguments(address, resources)]
+    argv += [str(patience_s), *worker_arguments(address, resources)]
     return processes.start(argv, env, log, attempt_dir)
 
 

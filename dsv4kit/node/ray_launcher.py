@@ -50,14 +50,17 @@ class RayLauncher(Launcher):
         while readiness is not None and readiness.poll() is None:
             watch()
             if failure := head.failure(cluster_is_ready=False):
-                raise AttemptError(ends.BRING_UP, [failure, *tail(self._log)])
+                raise AttemptError(ends.BRING_UP, [f"{own.host}: {failure}", *tail(self._log)], [own.host])
             time.sleep(_POLL_S)
         if readiness is None or readiness.returncode != 0:
-            self._blame_missing_nodes()
+            self._blame_missing_nodes(own)
         self.attempt.declare_ready()
 
-    def _blame_missing_nodes(self) -> None:
+    def _blame_missing_nodes(self, own: NodeReport) -> None:
         joined = ray_cluster.joined(self.attempt.dir)
+        if own.address not in joined:  # the others could not join what was not there
+            line = f"{own.host}: the Ray head was not up after {self.spec.ray.ready_deadline_s:.0f} s"
+            raise AttemptError(ends.BRING_UP, [line, *tail(self._log)], [own.host])
         reports = self.attempt.reports()
         late = [report.host for report in reports if report.address not in joined]
         silent = self.spec.nodes - len(reports)

@@ -1,13 +1,15 @@
 """How the trainer comes to the nodes: the site's setup, and the two launchers' own decisions."""
 
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from test_node import node_spec
 
-from dsv4kit.node import ends, files, ports, setup
+from dsv4kit.node import ends, files, ports, ray_cluster, setup
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError
 from dsv4kit.node.launchers import BY_NAME
@@ -113,6 +115,37 @@ class TestTorchrun:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert files.read_json(ended[0])["status"] != 0
+
+
+class TestRay:
+    OTHERS = (NodeReport("n1", "10.0.0.2"), NodeReport("n2", "10.0.0.3"))
+
+    def blamed(self, run: Path, monkeypatch: pytest.MonkeyPatch, *joined: str) -> AttemptError:
+        """What node 0 says once its readiness watch has given up and only these addresses had joined."""
+        launcher = RayLauncher(node_spec(run, nodes=3), attempt(run), dict(os.environ), run / "t")
+        for report in (OWN, *self.OTHERS):
+            files.write_json(launcher.attempt.dir / "nodes" / f"{report.host}.json", report.as_dict())
+        files.write_json(launcher.attempt.dir / "ray_nodes.json", list(joined))
+        (launcher.attempt.dir / "nodes" / f"{socket.gethostname()}.ray.log").write_text("Exception: timed out\n")
+        head = subprocess.Popen(["sleep", "60"])
+        monkeypatch.setattr(ray_cluster, "start_head", lambda *_: head)
+        monkeypatch.setattr(ray_cluster, "start_readiness_watch", lambda *_: subprocess.Popen(["false"]))
+        try:
+            with pytest.raises(AttemptError) as error:
+                launcher.bring_up(OWN, 4, lambda: None)
+        finally:
+            head.kill()
+            head.wait()
+        return error.value
+
+    def test_nodes_that_did_not_join_are_blamed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = self.blamed(tmp_path, monkeypatch, "10.0.0.1", "10.0.0.3")
+        assert (error.evidence.end, error.excluded) == (ends.BRING_UP, ["n1"])
+
+    def test_without_a_head_nobody_could_join_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        error = self.blamed(tmp_path, monkeypatch)
+        assert error.excluded == ["n0"]
+        assert error.evidence.lines[0].startswith("n0: the Ray head was not up after")
 
 
 def test_the_launchers_have_the_names_of_the_recipes() -> None:

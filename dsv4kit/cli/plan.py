@@ -102,10 +102,9 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     for name, value in (("MODEL", model), ("RECIPE", recipe)):
         if not value:
             raise UserError(f"{name} is not set, and HW={args.hw} has no default for it")
-    if args.site:
-        load_site(args.site)
+    site = load_site(args.site).name if args.site else defaults.get("site")  # a file's name is not the site's
     resolved = load_settings(args.hw, str(model), str(recipe), overrides_of(args))
-    return question(resolved.settings), args.site or defaults.get("site")
+    return question(resolved.settings), site
 
 
 def _calibrate(run_dir: str, site: str | None) -> int:
@@ -113,8 +112,8 @@ def _calibrate(run_dir: str, site: str | None) -> int:
 
     import yaml
 
+    from dsv4kit.config.loading import load_site
     from dsv4kit.config.schema import Settings
-    from dsv4kit.config.section import SettingError
     from dsv4kit.errors import UserError
     from dsv4kit.plan.calibration import calibrate
     from dsv4kit.plan.from_settings import question
@@ -123,16 +122,18 @@ def _calibrate(run_dir: str, site: str | None) -> int:
     try:
         frozen = yaml.safe_load(path.read_text(encoding="utf-8"))
         settings = Settings.model_validate(frozen["settings"])
-        site = site or str(frozen["site"]["name"])
+        there = str(frozen["site"]["name"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, SettingError, KeyError, TypeError):
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{path}: not the run.yaml of a run of this kit") from None
+    if site and site.endswith((".yaml", ".yml")):
+        site = load_site(site).name
     asked = question(settings)
     if asked is None:
         raise UserError(f"{path}: its model has no geometry; there is nothing to fit")
-    values, kept = calibrate(Path(run_dir), asked, site)
+    values, kept = calibrate(Path(run_dir), asked, site or there)
     for name, value in values.items():
         print(f"{name} = {value:.6g}")
-    print(f"kept in {kept}; `dsv4kit plan --site {site}` uses it")
+    print(f"kept in {kept}; `dsv4kit plan` uses it for the site {site or there}")
     return 0

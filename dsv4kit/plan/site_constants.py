@@ -6,6 +6,7 @@ times count.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -33,7 +34,10 @@ def path_of(site: str) -> Path:
     if not _SITE_NAME.match(site):
         raise UserError(f"site {site!r}: a name of letters, digits, '.', '_' and '-' is needed to keep its calibration")
     root = os.environ.get("DSV4KIT_CONFIG")
-    base = Path(root) if root else Path.home() / ".config" / "dsv4kit"
+    try:
+        base = Path(root) if root else Path.home() / ".config" / "dsv4kit"
+    except RuntimeError:  # a container with a user id of its own, which no passwd knows
+        raise UserError("HOME is not set, and this user has no home; DSV4KIT_CONFIG=<directory> does without") from None
     return base / "calibration" / f"{site}.yaml"
 
 
@@ -72,10 +76,12 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         for run in runs:
             Point(**run["point"])
             run["values"] = {str(name): float(value) for name, value in run["values"].items()}
+            if not all(map(math.isfinite, run["values"].values())):
+                raise ValueError
             run["run"] = str(run["run"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError):
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, RecursionError):
         raise UserError(
             f"{path}: not a calibration file; `dsv4kit plan --calibrate RUN_DIR` writes a new one"
         ) from None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from plan_cases import BUILT_IN, PRO_GB200, PRO_H100
 
+from dsv4kit.cli import main
+from dsv4kit.config.loading import SITES
 from dsv4kit.errors import UserError
+from dsv4kit.plan.calibrated import PUBLISHED
 from dsv4kit.plan.calibration import calibrate, compare
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.measured import observe
@@ -123,6 +127,34 @@ def test_a_broken_calibration_file_is_one_line(text):
     with pytest.raises(UserError) as error:
         coefficients_for("here")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
+def test_a_constant_that_is_no_number_is_one_line(value):
+    entry = f"{{run: r, point: {json.dumps(PUBLISHED[0]._asdict())}, values: {{host_base_gb.aarch64: {value}}}}}"
+    path_of("rack").parent.mkdir(parents=True)
+    path_of("rack").write_text(f"runs: [{entry}]")
+    with pytest.raises(UserError, match="not a calibration file"):
+        coefficients_for("rack")
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch):
+    def no_home():
+        raise RuntimeError
+
+    monkeypatch.delenv("DSV4KIT_CONFIG")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(UserError, match="DSV4KIT_CONFIG"):
+        path_of("rack")
+
+
+def test_a_site_that_is_a_file_has_the_constants_of_its_name(tmp_path, capsys):
+    run = make_run(tmp_path / "first", PRO_GB200, base_gb=75, head_gb=90, context_gib=8)
+    calibrate(run, PRO_GB200, "rack")
+    site = tmp_path / "mine.yaml"
+    site.write_text((SITES / "example-gb200-pyxis.yaml").read_text().replace("name: example-gb200-pyxis", "name: rack"))
+    assert main.run(["plan", "--hw=gb200", f"--site={site}", "--explain"]) == 0
+    assert "fitted at rack (runs first)" in capsys.readouterr().out
 
 
 def test_predicted_beside_measured(tmp_path):

@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancels by the name that only this run's jobs have: also a job that no file knows of."""
+    """Cancels, and says how much there was."""
     from dsv4kit.cli.runs import chosen_name, open_run
-    from dsv4kit.launch.state import ENDED
+    from dsv4kit.launch.cancel import cancel_run
 
     run_dir, slurm = open_run(chosen_name(args))
-    live = [state for state in slurm.states_named(run_dir.job_name) if state not in ENDED]
-    slurm.cancel_named(run_dir.job_name)
-    print(f"run {run_dir.name}: cancelled {len(live)} segments" if live else f"run {run_dir.name}: nothing to cancel")
+    count = cancel_run(run_dir, slurm)
+    done = f"cancelled {count} segment{'s' if count > 1 else ''}" if count else "there is nothing left to cancel"
+    print(f"run {run_dir.name}: {done}")
     return 0

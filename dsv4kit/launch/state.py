@@ -61,7 +61,8 @@ class SegmentState:
 class RunState:
     """A run and its segments.
 
-    `verdict`: waiting, running, finished, stopped (by itself), incomplete (the chain is used up) or unknown.
+    `verdict`: waiting, running, finished, cancelled (by the user), stopped (by itself), incomplete (the chain is used
+    up) or unknown.
     """
 
     run: str
@@ -101,7 +102,9 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
     spec = run.node_spec()
     saved = tracker.read_tracker(Path(spec["checkpoint_dir"])) or 0
     rewards, losses = _curve(run, metrics.REWARD), _curve(run, metrics.SFT_LOSS)
-    verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"])
+    # The last segment has been marked, and the marks are made before the jobs are cancelled.
+    cancelled = bool(chain) and (run.segment(chain[-1].segment) / outcome.CANCEL_MARK).exists()
+    verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"], cancelled)
     return RunState(
         run=run.name,
         directory=str(run.path),
@@ -174,7 +177,9 @@ def _curve(run: RunDir, name: str) -> dict[int, float]:
     return {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
 
 
-def _verdict(segments: list[SegmentState], past: list[Outcome], saved: int, total: int) -> tuple[str, str]:
+def _verdict(
+    segments: list[SegmentState], past: list[Outcome], saved: int, total: int, cancelled: bool
+) -> tuple[str, str]:
     live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
     if saved >= total and not any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
         return "finished", f"all {total} steps are saved"
@@ -182,6 +187,8 @@ def _verdict(segments: list[SegmentState], past: list[Outcome], saved: int, tota
         return "running", ""
     if live:
         return "waiting", live[0].reason
+    if cancelled:
+        return "cancelled", f"by the user; step {saved} of {total} is saved, `make resume` goes on"
     if past and past[-1].verdict == outcome.STOP:
         return "stopped", past[-1].reason
     if segments and all(segment.state == "UNKNOWN" for segment in segments):

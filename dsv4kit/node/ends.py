@@ -31,6 +31,8 @@ STALLED = "stalled"
 PART_ENDED = "part ended"
 TIME_LIMIT = "time limit"
 TERMINATED = "terminated by slurm"
+# By the user, with the kit's own verb; no attempt ends so by itself.
+CANCELLED = "cancelled"
 LOST = "lost"
 UNKNOWN = "unknown"
 

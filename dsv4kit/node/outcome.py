@@ -14,6 +14,9 @@ CONTINUE = "continue"
 FINISHED = "finished"
 STOP = "stop"
 
+# In the directory of a segment: from which attempt on its user has cancelled it.
+CANCEL_MARK = "cancelled.json"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -45,7 +48,10 @@ class Outcome:
 def decide(
     end: str, *, reached: int, total: int, start: int, history: Sequence[Outcome], limit: int
 ) -> tuple[str, str]:
-    """(verdict, reason). Progress is what counts; `limit` attempts in a row without any stop the chain."""
+    """(verdict, reason). Progress is what counts; `limit` attempts in a row without any stop the chain.
+
+    One that its user cancelled had no chance to make progress, and does not count.
+    """
     if reached >= total:
         return FINISHED, f"step {reached} of {total} is saved"
     if reached > start:
@@ -56,7 +62,7 @@ def decide(
     for earlier in reversed(history):
         if earlier.advanced:
             break
-        fruitless += 1
+        fruitless += earlier.end != ends.CANCELLED
     if fruitless >= limit:
         return STOP, f"{fruitless} attempts in a row without progress, at step {reached} of {total}"
     return CONTINUE, f"no progress ({end}), attempt {fruitless} of {limit} allowed in a row"
@@ -70,15 +76,29 @@ def history(run_dir: Path) -> list[Outcome]:
 
 
 def load(path: Path) -> Outcome | None:
-    """One outcome; None while there is none. Keys of other versions of the kit are ignored."""
+    """One outcome; None while there is none. Keys of other versions of the kit are ignored.
+
+    An attempt that was cancelled before it reached its target ended by that, whatever its nodes saw of it.
+    """
     content = read_json(path)
     if not isinstance(content, dict):
         return None
     known = {item.name for item in dataclasses.fields(Outcome)}
     try:
-        return Outcome(**{key: value for key, value in content.items() if key in known})
+        found = Outcome(**{key: value for key, value in content.items() if key in known})
     except TypeError:  # a key it cannot do without is missing
         return None
+    if found.end == ends.COMPLETED or found.verdict == FINISHED or not is_cancelled(path.parents[1], found.attempt):
+        return found
+    reason = f"by the user, at step {found.reached}"
+    return dataclasses.replace(found, end=ends.CANCELLED, verdict=STOP, reason=reason, evidence=[])
+
+
+def is_cancelled(segment_dir: Path, attempt: int) -> bool:
+    """Whether the user cancelled the segment before or in that attempt."""
+    mark = read_json(segment_dir / CANCEL_MARK)
+    first = mark.get("from_attempt") if isinstance(mark, dict) else None
+    return isinstance(first, int) and attempt >= first
 
 
 def save(outcome: Outcome, segment_dir: Path) -> None:

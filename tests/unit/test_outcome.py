@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kit.node import ends, outcome
+from dsv4kit.node.files import write_json
 from dsv4kit.node.outcome import CONTINUE, FINISHED, STOP, Outcome
 
 
@@ -49,6 +50,29 @@ def test_attempts_without_progress_in_a_row_stop_the_chain() -> None:
 
 def test_progress_in_between_starts_the_count_anew() -> None:
     assert verdict(ends.UNKNOWN, 5, 5, past=[made(4, 4), made(4, 4), made(4, 5)]) == CONTINUE
+
+
+def test_what_the_user_cancelled_is_no_attempt_without_progress() -> None:
+    cancelled = made(4, 4, end=ends.CANCELLED)
+    assert verdict(ends.UNKNOWN, 4, 4, past=[made(0, 4), cancelled, made(4, 4), cancelled]) == CONTINUE
+    assert verdict(ends.UNKNOWN, 4, 4, past=[made(4, 4), cancelled, made(4, 4)]) == STOP
+
+
+def test_a_cancelled_attempt_is_read_as_one_and_what_came_before_it_is_not(tmp_path: Path) -> None:
+    for attempt, end in enumerate([ends.NETWORK, ends.TERMINATED]):
+        outcome.save(made(4, 4, 1, attempt, end=end), tmp_path)
+    write_json(tmp_path / outcome.CANCEL_MARK, {"from_attempt": 1})
+    first, second = (outcome.load(tmp_path / f"attempt-{attempt}" / "outcome.json") for attempt in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert (first.end, second.end, second.verdict) == (ends.NETWORK, ends.CANCELLED, STOP)
+
+
+def test_an_attempt_that_got_there_before_the_cancel_did_is_complete(tmp_path: Path) -> None:
+    done = made(0, 4, end=ends.COMPLETED)
+    outcome.save(done, tmp_path)
+    write_json(tmp_path / outcome.CANCEL_MARK, {"from_attempt": 0})
+    assert outcome.load(tmp_path / "attempt-0" / "outcome.json") == done
 
 
 def test_outcomes_are_read_back_in_the_order_of_their_attempts(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission
+from dsv4kit.node import ends, outcome
+from dsv4kit.node.files import write_json
 
 QUEUE = """#!/bin/bash
 cd "$(dirname "$0")/.." || exit 1
@@ -27,7 +29,7 @@ case $(basename "$0") in
     echo "$number" > number; touch "jobs/$number"; echo "Submitted batch job $number" ;;
   squeue) [ ! -e down ] || { echo "squeue: error: timed out" >&2; exit 1; }
     for job in $(ls jobs); do [[ $* == *--name=* ]] && echo PENDING || echo "$job|PENDING|Dependency"; done ;;
-  scancel) [ ! -e down ] || { echo "scancel: error: timed out" >&2; exit 1; }; rm -f jobs/* ;;
+  scancel) [ ! -e down ] && [ ! -e stuck ] || { echo "scancel: error: timed out" >&2; exit 1; }; rm -f jobs/* ;;
 esac
 """
 
@@ -164,7 +166,34 @@ def test_cancel_ends_what_is_in_the_queue_whatever_the_files_say(cluster: Cluste
     (cluster.run.path / "node.json").unlink()
     assert say("cancel", "first") == "0 run first: cancelled 3 segments\n"
     assert cluster.jobs == []
-    assert say("cancel", "first") == "0 run first: nothing to cancel\n"
+    assert say("cancel", "first") == "0 run first: there is nothing left to cancel\n"
+
+
+def test_a_cancelled_run_says_so_and_not_that_it_failed(cluster: Cluster, say: Callable[..., str]) -> None:
+    write_json(cluster.run.segment(1) / "attempt-0" / "plan.json", {"start": 0, "target": 4})
+    say("cancel", "first")
+    ended = outcome.Outcome(1, 0, "1", 0, 4, reached=0, end=ends.TERMINATED, verdict="stop", reason="2 attempts")
+    outcome.save(ended, cluster.run.segment(1))
+    state = read_state(cluster.run, cluster.slurm)
+    assert (state.verdict, state.segments[0].end) == ("cancelled", "cancelled")
+    assert state.reason == "by the user; step 0 of 12 is saved, `make resume` goes on"
+    assert "first: cancelled, 0 of 12 steps saved" in say("status", "first")
+    say("resume", "first", "--no-follow")
+    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
+    assert outcome.history(cluster.run.path)[0].end == "cancelled"
+
+
+def test_one_segment_is_one(cluster: Cluster, say: Callable[..., str]) -> None:
+    for job in cluster.jobs[1:]:
+        (cluster.root / "jobs" / job).unlink()
+    assert say("cancel", "first") == "0 run first: cancelled 1 segment\n"
+
+
+def test_a_cancel_that_slurm_refuses_marks_nothing(cluster: Cluster, say: Callable[..., str]) -> None:
+    (cluster.root / "stuck").touch()
+    assert say("cancel", "first").startswith("2 dsv4kit: scancel failed")
+    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
+    assert not list(cluster.run.path.glob(f"segments/*/{outcome.CANCEL_MARK}"))
 
 
 def test_an_empty_name_is_a_mistake_and_not_the_newest_run(cluster: Cluster, say: Callable[..., str]) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dsv4kit import __version__
+from dsv4kit import __version__, hints
 from dsv4kit.cli import variables
 from dsv4kit.cli.arguments import Parser
 from dsv4kit.errors import UserError
@@ -56,6 +56,7 @@ def _add_arguments(verb: str, parser: argparse.ArgumentParser) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Parses and runs; raises UserError for what the user got wrong."""
     words = list(arguments)
+    hints.called_through_make(words[:1] == ["--make"])
     if words[:1] == ["--make"]:  # the Makefile: `--make VERB [ACTION]`, with its variables in the environment
         words = [*words[1:], *variables.options_from_make(" ".join(words[1:]), os.environ)]
     for word in words:

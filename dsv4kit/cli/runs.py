@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from dsv4kit.errors import UserError
@@ -28,7 +29,11 @@ def open_run(name: str | None) -> tuple[RunDir, Slurm]:
     run = find_run(name)
     if run.frozen()["site"].get("name") != "sandbox":
         return run, Slurm()
+    from dsv4kit import hints
     from dsv4kit.sandbox.cluster import Sandbox
 
     running = Sandbox.load("default")
-    return run, Slurm(running.client_env if running else None)
+    # Only root sees whether the daemons run.
+    if running is None or (os.geteuid() == 0 and not running.alive):
+        return run, Slurm(down=f"the sandbox is down; `{hints.command('sandbox up')}` starts it")
+    return run, Slurm(running.client_env)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dsv4kit.sandbox.cluster import Sandbox
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory below /tmp, /run or /dev/shm that all nodes see; may be repeated",
     )
-    down = verb("down", "take the cluster down; logs and job numbers stay")
+    down = verb("down", "take the cluster down, and end what runs on it; logs and job numbers stay")
     down.add_argument("--wipe", action="store_true", help="remove logs and job numbers too")
     status = verb("status", "show nodes and their state")
     status.add_argument("--json", action="store_true", help="machine-readable")
@@ -60,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
         print(Sandbox.up(spec, share=args.share).status().table())
         return 0
     if args.sandbox_verb == "down":
+        for line in _ending(Sandbox.load(args.name)):
+            print(line, flush=True)
         found = Sandbox.take_down(args.name, wipe=args.wipe)
         print(f"sandbox {args.name}: " + ("taken down" if found else "nothing to take down"))
         return 0
@@ -79,6 +85,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         sandbox.partition(args.node, up=args.heal)
     return 0
+
+
+def _ending(sandbox: Sandbox | None) -> list[str]:
+    """A line for each run (or job of another kind) that goes down with the sandbox."""
+    from dsv4kit.errors import UserError
+    from dsv4kit.launch.run_dir import name_of_job
+    from dsv4kit.launch.slurm import Slurm
+
+    if sandbox is None or not sandbox.alive:
+        return []
+    try:
+        jobs = Slurm(sandbox.client_env).unfinished()
+    except UserError:  # it is being taken down: that its Slurm is ill is no reason to leave it up
+        return []
+    return [f"ends {name_of_job(name)}: {', '.join(states)}" for name, states in sorted(jobs.items())]
 
 
 def _command(words: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from dsv4kit.errors import UserError, nearest
 from dsv4kit.node.files import read_json, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_JOB_NAME = re.compile(r"(.+)-[0-9a-f]{8}\Z")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,12 @@ class RunDir:
         if not isinstance(content, dict) or not {"checkpoint_dir", "total_steps"} <= content.keys():
             raise UserError(f"{path}: missing or damaged; it holds what the run's nodes are told")
         return content
+
+
+def name_of_job(job_name: str) -> str:
+    """What a Slurm job is to people: the run that its name says it belongs to, or else the job."""
+    run = _JOB_NAME.match(job_name)
+    return f"run {run[1]}" if run else f"job {job_name}"
 
 
 def runs_root() -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,10 +23,14 @@ class JobState:
 
 
 class Slurm:
-    """The client commands of one cluster; `env` is what they need besides the caller's environment (SLURM_CONF)."""
+    """The client commands of one cluster; `env` is what they need besides the caller's environment (SLURM_CONF).
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+    `down`: why this cluster is known to give no answer, and so is not asked.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None, down: str | None = None) -> None:
         self._env = {**os.environ, **(env or {})}
+        self._down = down
 
     @property
     def job_environment(self) -> dict[str, str]:
@@ -34,6 +39,8 @@ class Slurm:
 
     def run(self, *command: str) -> str:
         """Output of a client command; its error becomes one line for the user."""
+        if self._down:
+            raise UserError(self._down)
         try:
             done = subprocess.run(command, env=self._env, capture_output=True, text=True, timeout=60, check=False)
         except FileNotFoundError:
@@ -72,6 +79,14 @@ class Slurm:
     def states_named(self, job_name: str) -> list[str]:
         """States of this user's jobs of that name."""
         return self.run("squeue", "--me", "-h", "-t", "all", f"--name={job_name}", "-o", "%T").split()
+
+    def unfinished(self) -> dict[str, list[str]]:
+        """Job name -> states of its jobs that wait or run, everybody's; counted: `1 running`, `2 pending`."""
+        found: dict[str, Counter[str]] = {}
+        for line in self.run("squeue", "-h", "-o", "%T|%j").splitlines():
+            state, name = line.split("|", 1)
+            found.setdefault(name, Counter())[state.lower()] += 1
+        return {name: [f"{count} {state}" for state, count in sorted(states.items())] for name, states in found.items()}
 
     def cancel_named(self, job_name: str) -> None:
         """Cancels all of this user's jobs of that name; none is no error."""

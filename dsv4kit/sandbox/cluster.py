@@ -101,6 +101,11 @@ class Sandbox:
         return controller.client_env(self.layout)
 
     @property
+    def alive(self) -> bool:
+        """Whether its Slurm answers."""
+        return controller.is_alive(self.layout)
+
+    @property
     def node_names(self) -> list[str]:
         return self.spec.node_names
 

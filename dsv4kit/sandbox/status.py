@@ -41,6 +41,6 @@ class SandboxStatus:
         rows = [columns, *([n.name, n.address, n.power, n.network, n.slurm] for n in self.nodes)]
         widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        shape = f"{self.gpus_per_node} GPU, {self.cpus_per_node} CPUs, {self.memory_mb} MiB per node"
+        shape = f"{self.gpus_per_node} GPU, {self.cpus_per_node} CPUs, {self.memory_mb} MiB per node, pretended"
         head = f"sandbox {self.name}: {self.state}; {shape}; proctrack/{self.proctrack}"
         return "\n".join([head, *lines, f"logs: {self.logs}", f"export SLURM_CONF={self.slurm_conf}"])

@@ -164,6 +164,7 @@ def test_status_table() -> None:
         NodeStatus("node2", "10.77.0.2", "off", "cut", "down*"),
     ]
     status = SandboxStatus("t", "up", "/c", "/l", "10.77.0.0/24", "cgroup", 1, 8, 512, nodes)
+    assert "1 GPU, 8 CPUs, 512 MiB per node, pretended" in status.table()
     assert status.table().splitlines()[1:4] == [
         "NODE   ADDRESS    POWER  NETWORK  SLURM",
         "node1  10.77.0.1  on     up       idle",

@@ -1,0 +1,30 @@
+"""Commands as a message names them: in the form in which its reader called the kit."""
+
+from __future__ import annotations
+
+import shlex
+
+# The verbs that are targets of the Makefile.
+TARGETS = frozenset({"submit", "plan", "doctor", "status", "logs", "resume", "cancel"})
+
+_by_make = False
+
+
+def called_through_make(yes: bool) -> None:
+    """Notes how this process was called; until then, not through make."""
+    global _by_make
+    _by_make = yes
+
+
+def command(verb: str, **variables: object) -> str:
+    """`make status RUN=x` for whoever calls make, else `dsv4kit status --run x`; make has no path to the program."""
+    words = {name: str(value) for name, value in variables.items()}
+    if _by_make and verb in TARGETS:
+        return " ".join(["make", verb, *(f"{name}={shlex.quote(value)}" for name, value in words.items())])
+    program = ".venv/bin/dsv4kit" if _by_make else "dsv4kit"
+    return " ".join([program, verb, *(_option(name, value) for name, value in words.items())])
+
+
+def _option(name: str, value: str) -> str:
+    option = f"--{name.lower().replace('_', '-')}"
+    return option if name == "FOLLOW" else f"{option} {shlex.quote(value)}"

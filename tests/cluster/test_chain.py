@@ -1,5 +1,6 @@
 """Chains of segments on a real Slurm with a real Ray; a stand-in trainer takes seconds where verl takes minutes."""
 
+import copy
 import json
 import os
 import subprocess
@@ -197,6 +198,23 @@ def test_a_lost_tracker_is_rebuilt_and_a_broken_checkpoint_set_aside(cluster: Cl
     assert list((run.path / "quarantine").iterdir())
     notes = json.loads((run.segment(3) / "attempt-0" / "outcome.json").read_text())["notes"]
     assert any("fell back from step 4 to step 3" in note for note in notes)
+
+
+def test_on_a_full_disk_nothing_is_submitted_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", small], check=True)
+    before = cluster.slurm.run("squeue", "-h")
+    try:
+        full = copy.copy(cluster)
+        full.root = small
+        with pytest.raises(OSError, match="No space left on device") as error:
+            full.submit("r")
+        assert str(error.value.filename2).startswith(str(small))
+        assert list(small.iterdir()) == []
+        assert cluster.slurm.run("squeue", "-h") == before
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
 
 
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from dsv4kit import hints
+from dsv4kit.node.phases import START
+
 if TYPE_CHECKING:
     from dsv4kit.launch.run_dir import RunDir
     from dsv4kit.launch.slurm import Slurm
@@ -14,15 +17,15 @@ _POLL_S = 1.0
 _EXIT_STATUS = {"finished": 0}
 
 
-def follow(run: RunDir, slurm: Slurm) -> int:
-    """Prints progress until the run is over. Exit status 0 when it finished, 1 when not."""
+def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
+    """Prints progress from the segment `first` on until the run is over. Exit status 0 when it finished, 1 when not."""
     from dsv4kit.launch.state import read_state
 
     seen: set[str] = set()
     try:
         while True:
             state = read_state(run, slurm)
-            for line in progress_lines(state, _phase(run, state)):
+            for line in progress_lines(state, _phase(run, state), first):
                 if line not in seen:
                     seen.add(line)
                     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
@@ -30,21 +33,28 @@ def follow(run: RunDir, slurm: Slurm) -> int:
                 break
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
-        print(f"\nthe run goes on; `dsv4kit status --run {run.name}` shows how, `dsv4kit cancel` ends it")
+        shows, ends = hints.command("status", RUN=run.name), hints.command("cancel", RUN=run.name)
+        print(f"\nthe run goes on; `{shows}` shows how, `{ends}` ends it")
         return 130
     print(summary(state))
     return _EXIT_STATUS.get(state.verdict, 1)
 
 
-def progress_lines(state: RunState, phase: str | None) -> list[str]:
-    """Everything worth a line so far, oldest first; a caller prints those it has not printed yet."""
+def progress_lines(state: RunState, phase: str | None, first: int = 1) -> list[str]:
+    """Everything worth a line in the segments from `first` on; a caller prints those lines it has not printed yet."""
     lines = []
     for segment in state.segments:
+        if segment.segment < first:
+            continue
         if segment.state == "RUNNING" or segment.attempts:
             where = f" on {segment.reason}" if segment.state == "RUNNING" else ""
             lines.append(f"segment {segment.segment}: started{where}" if where else "")
         if segment.state == "RUNNING" and phase:
-            lines.append(f"segment {segment.segment}: {phase}")
+            quiet = ""
+            if phase == START:
+                shows = hints.command("logs", RUN=state.run, FOLLOW=1)
+                quiet = f", which has nothing to say for some minutes (1 to 3 on the sandbox); `{shows}` shows its log"
+            lines.append(f"segment {segment.segment}: {phase}{quiet}")
         if segment.end_step is not None:
             lines += _steps(state, segment)
             lines.append(
@@ -57,7 +67,7 @@ def progress_lines(state: RunState, phase: str | None) -> list[str]:
 
 
 def summary(state: RunState) -> str:
-    """The last line."""
+    """The last line: how it ended, and what can be done about it."""
     measure, curve = state.measure
     values = list(curve.values())
     quarter = max(1, len(values) // 4)
@@ -65,7 +75,16 @@ def summary(state: RunState) -> str:
     if values:
         first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
         gain = f"; mean {measure} {first:.3f} in the first steps, {last:.3f} in the last"
-    return f"run {state.run}: {state.verdict}, {state.reason}{gain}"
+    return f"run {state.run}: {state.verdict}, {state.reason}{gain}" + "".join(f"\n{line}" for line in what_next(state))
+
+
+def what_next(state: RunState) -> list[str]:
+    """The commands that show why a run is over before it is finished, and go on with it; nothing for other runs."""
+    if not state.over or state.verdict == "finished":
+        return []
+    tried = [segment.segment for segment in state.segments if segment.attempts]
+    why = f"`{hints.command('logs', RUN=state.run, SEGMENT=tried[-1])}` shows its log, " if tried else ""
+    return [f"{why}`{hints.command('resume', RUN=state.run)}` goes on"]
 
 
 def _steps(state: RunState, segment: SegmentState) -> list[str]:

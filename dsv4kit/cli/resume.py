@@ -24,11 +24,11 @@ def run(args: argparse.Namespace) -> int:
     run_dir, slurm = open_run(chosen_name(args))
     steps = _number("STEPS", args.steps, least=1)
     from_step = _number("FROM_STEP", args.from_step, least=0)
-    Resumption(run_dir, slurm, steps, from_step).submit(lambda line: print(line, flush=True))
+    links = Resumption(run_dir, slurm, steps, from_step).submit(lambda line: print(line, flush=True))
     if args.follow if args.follow is not None else run_dir.frozen()["site"]["follow"]:
         from dsv4kit.cli.follow import follow
 
-        return follow(run_dir, slurm)
+        return follow(run_dir, slurm, first=links[0].segment)
     return 0
 
 

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from dsv4kit.cli.arguments import add_variables
+from dsv4kit.cli.follow import what_next
 from dsv4kit.cli.variables import BY_VERB
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def table(state: RunState) -> str:
     last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
     head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in segment.evidence]
-    return "\n".join([head, state.directory, *([state.reason] if state.reason else []), "", *lines, *notes])
+    reason = [state.reason] if state.reason else []
+    return "\n".join([head, state.directory, *reason, *what_next(state), "", *lines, *notes])
 
 
 def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Resumption:
         site = Site.model_validate(frozen["site"])
         count = math.ceil((total - start) / settings.schedule.segment_steps)
         first = max((link.segment for link in self.run.chain()), default=0) + 1
+        with contextlib.suppress(BrokenPipeError):  # nobody listens, which is no reason not to go on
+            progress(f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}")
 
         def executor(segment: int, after: str | None) -> SegmentExecutor:
             return make_executor(SegmentScript(settings, site, self.run, segment), frozen["python"], self.slurm, after)
@@ -79,6 +82,15 @@ class Resumption:
             if self.from_step not in complete:
                 shown = ", ".join(map(str, complete)) or "none"
                 raise UserError(f"FROM_STEP={self.from_step}: no complete checkpoint of that step; there are: {shown}")
+        if start >= total and self.steps is None:
+            raise UserError(f"RUN={self.run.name}: finished, all {total} steps are saved; STEPS=N extends it")
         if start >= total:
             raise UserError(f"STEPS={total}: step {start} is saved already; a larger number goes on from there")
         return start
+
+
+def _over(segments: int) -> str:
+    """What a run that goes on has behind it."""
+    if not segments:
+        return ""
+    return ", segment 1 is over" if segments == 1 else f", segments 1 to {segments} are over"

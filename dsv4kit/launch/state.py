@@ -188,9 +188,9 @@ def _verdict(
     if live:
         return "waiting", live[0].reason
     if cancelled:
-        return "cancelled", f"by the user; step {saved} of {total} is saved, `make resume` goes on"
+        return "cancelled", f"by the user; step {saved} of {total} is saved"
     if past and past[-1].verdict == outcome.STOP:
         return "stopped", past[-1].reason
     if segments and all(segment.state == "UNKNOWN" for segment in segments):
         return "unknown", segments[0].reason
-    return "incomplete", f"step {saved} of {total} is saved and no segment is left; `make resume` goes on"
+    return "incomplete", f"step {saved} of {total} is saved and no segment is left"

@@ -93,7 +93,8 @@ def test_all_steps_saved_is_finished(run: RunDir) -> None:
 def test_a_chain_used_up_is_incomplete_and_says_what_to_do(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="FAILED"))
     assert state.verdict == "incomplete"
-    assert "step 4 of 12 is saved and no segment is left; `make resume` goes on" in state.reason
+    assert state.reason == "step 4 of 12 is saved and no segment is left"
+    assert "`dsv4kit resume --run first` goes on" in table(state)
 
 
 def test_a_chain_that_stopped_itself_says_why(run: RunDir) -> None:
@@ -130,6 +131,26 @@ def test_progress_is_told_once_per_change(run: RunDir) -> None:
     assert "segment 1: completed, steps 0 to 4 saved" in lines
     assert lines.index("step 4/12: reward 0.400") < lines.index("step 5/12: reward 0.500")
     assert "mean reward 0.100 in the first steps, 0.600 in the last" in summary(state)
+
+
+def test_a_run_that_goes_on_shows_only_its_new_segments(run: RunDir) -> None:
+    state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
+    lines = progress_lines(state, "steps", first=2)
+    assert not any("segment 1" in line or "step 4/12" in line for line in lines)
+    assert "step 5/12: reward 0.500" in lines
+
+
+def test_the_quiet_phase_says_how_to_look_inside(run: RunDir) -> None:
+    state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
+    assert any("`dsv4kit logs --run first --follow`" in line for line in progress_lines(state, "trainer start"))
+
+
+def test_the_last_line_of_a_run_that_stopped_names_what_comes_next(run: RunDir) -> None:
+    save(run, 2, start=4, reached=4, verdict="stop", reason="2 attempts in a row without progress")
+    last = summary(read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="CANCELLED")))
+    assert last.endswith("`dsv4kit logs --run first --segment 2` shows its log, `dsv4kit resume --run first` goes on")
+    write_text(run.path / "checkpoints" / "latest_checkpointed_iteration.txt", "12")
+    assert "`" not in summary(read_state(run, Queue()))
 
 
 def test_names_of_runs_are_safe_everywhere() -> None:

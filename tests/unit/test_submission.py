@@ -176,9 +176,10 @@ def test_a_cancelled_run_says_so_and_not_that_it_failed(cluster: Cluster, say: C
     outcome.save(ended, cluster.run.segment(1))
     state = read_state(cluster.run, cluster.slurm)
     assert (state.verdict, state.segments[0].end) == ("cancelled", "cancelled")
-    assert state.reason == "by the user; step 0 of 12 is saved, `make resume` goes on"
+    assert state.reason == "by the user; step 0 of 12 is saved"
     assert "first: cancelled, 0 of 12 steps saved" in say("status", "first")
-    say("resume", "first", "--no-follow")
+    said = say("resume", "first", "--no-follow")
+    assert said.startswith("0 run first: goes on from step 0 of 12, segments 1 to 3 are over\nsegment 4: job ")
     assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
     assert outcome.history(cluster.run.path)[0].end == "cancelled"
 
@@ -194,6 +195,15 @@ def test_a_cancel_that_slurm_refuses_marks_nothing(cluster: Cluster, say: Callab
     assert say("cancel", "first").startswith("2 dsv4kit: scancel failed")
     assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
     assert not list(cluster.run.path.glob(f"segments/*/{outcome.CANCEL_MARK}"))
+
+
+def test_a_finished_run_is_extended_by_its_length(cluster: Cluster, say: Callable[..., str]) -> None:
+    say("cancel", "first")
+    tracker = cluster.run.path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    tracker.parent.mkdir(exist_ok=True)
+    tracker.write_text("12")
+    assert say("resume", "first") == "2 dsv4kit: RUN=first: finished, all 12 steps are saved; STEPS=N extends it\n"
+    assert "STEPS=12: step 12 is saved already" in say("resume", "first", "--steps=12")
 
 
 def test_an_empty_name_is_a_mistake_and_not_the_newest_run(cluster: Cluster, say: Callable[..., str]) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsv4kit import packages
+from dsv4kit import hints, packages
 from dsv4kit.config.loading import ROOT
 from dsv4kit.errors import UserError
 
@@ -35,7 +35,8 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
     nodes = submission.resolved.settings.schedule.nodes
     if nodes > spec.nodes:
         raise UserError(
-            f"NODES={nodes}: the sandbox has {spec.nodes} nodes; `dsv4kit sandbox down`, then `up --nodes {nodes}`"
+            f"NODES={nodes}: the sandbox has {spec.nodes} nodes; `{hints.command('sandbox down')}`, then"
+            f" `{hints.command(f'sandbox up --nodes {nodes}')}`"
         )
     if not install:
         return _for_show(submission)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from dsv4kit.plan.levers import Lever
     from dsv4kit.plan.site_constants import Site
 
+_NO_PLAN = "nothing to plan: a toy model, or hardware without GPUs, needs no plan; submit it as it is"
+
 # As submit refuses what cannot work.
 _IMPOSSIBLE = 3
 
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         return _calibrate(args.calibrate, args.site)
     asked, site_name = _question(args)
     if asked is None:
-        print('{"verdict": null}' if args.json else "this model has no geometry: there is nothing to plan")
+        print('{"verdict": null}' if args.json else _NO_PLAN)
         return 0
     from dsv4kit.plan.site_constants import coefficients_for
 
@@ -93,6 +95,7 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     from dsv4kit.cli.submit import overrides_of
     from dsv4kit.config.loading import hardware_defaults, load_settings, load_site, names
     from dsv4kit.errors import UserError
+    from dsv4kit.launch.render import asks_for_segment
     from dsv4kit.plan.from_settings import question
 
     if not args.hw:
@@ -102,9 +105,12 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     for name, value in (("MODEL", model), ("RECIPE", recipe)):
         if not value:
             raise UserError(f"{name} is not set, and HW={args.hw} has no default for it")
-    site = load_site(args.site).name if args.site else defaults.get("site")  # a file's name is not the site's
+    site = load_site(args.site) if args.site else None
     resolved = load_settings(args.hw, str(model), str(recipe), overrides_of(args))
-    return question(resolved.settings), site
+    asked = question(resolved.settings)
+    if asked and site:
+        asked = asked._replace(placed=asks_for_segment(site))
+    return asked, site.name if site else defaults.get("site")  # a file's name is not the site's
 
 
 def _calibrate(run_dir: str, site: str | None) -> int:

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from dsv4kit import hints
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB, SELECTION, SETTINGS
 from dsv4kit.config.values import parse_value, split_pair
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         from dsv4kit.cli.follow import follow
 
         return follow(submission.run, submission.slurm)
-    print(f"`dsv4kit status --run {submission.run.name}` shows how it goes")
+    print(f"`{hints.command('status', RUN=submission.run.name)}` shows how it goes")
     return 0
 
 
@@ -73,8 +74,11 @@ def _plan_allows(submission: Submission) -> bool:
     verdict = submission.verdict
     if verdict is None:
         return True
-    for line in (*verdict.reasons, *verdict.warnings):
-        print(f"dsv4kit: plan: {verdict.verdict}: {line}", file=sys.stderr)
+    head = {"fit": "it fits", "tight": "tight", "no": "does not fit"}[verdict.verdict]
+    for line in verdict.reasons:
+        print(f"dsv4kit: plan: {head}: {line}", file=sys.stderr)
+    for line in verdict.warnings:
+        print(f"dsv4kit: plan: note: {line}", file=sys.stderr)
     if verdict.fits or submission.forced:
         return True
     print("dsv4kit: plan: nothing submitted; FORCE=1 submits it all the same", file=sys.stderr)

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from dsv4kit import hints
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
@@ -38,7 +39,7 @@ def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, s
     image = " with this image" if site.container.image else ""
     return [
         f"no run of four layers has succeeded on {site.name}{image}; one proves image, site and data in minutes:",
-        f"make submit {command} MODEL_PATH=...  (`dsv4kit proxy-weights` makes its weights)",
+        f"make submit {command} MODEL_PATH=...  (`{hints.command('proxy-weights')}` makes its weights)",
     ]
 
 

@@ -86,6 +86,11 @@ class SegmentScript:
         return slurm_segment(asked) if asked else None
 
 
+def asks_for_segment(site: Site) -> bool:
+    """Whether the scripts for this site have `--segment`, where a number of nodes is good for it."""
+    return site.slurm.block_topology and knows_segment(site.slurm.version)
+
+
 def knows_segment(version: str | None) -> bool:
     """Whether a Slurm of that version has `--segment`; one that is not known has not."""
     return version is not None and tuple(map(int, version.split(".")[:2])) >= _SEGMENT_SINCE

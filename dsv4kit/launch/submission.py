@@ -26,7 +26,7 @@ from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.layout import pipeline_layout
-from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.render import SegmentScript, asks_for_segment
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.node.files import write_json, write_text
@@ -70,7 +70,7 @@ class Submission:
         """What the planner says; None for a model without geometry."""
         from dsv4kit.plan.verdict import for_settings
 
-        return for_settings(self.resolved.settings, self.site.name)
+        return for_settings(self.resolved.settings, self.site.name, asks_for_segment(self.site))
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""

@@ -115,7 +115,7 @@ class Schedule(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Everything the planner needs to know."""
+    """Everything the planner needs to know; `placed`: the batch script asks for topology.slurm_segment by itself."""
 
     model: str
     geometry: Geometry
@@ -132,6 +132,7 @@ class Question(NamedTuple):
     fully_reshardable: bool = False
     schedule: Schedule = Schedule()
     env: tuple[tuple[str, str], ...] = ()
+    placed: bool = False
 
     @property
     def mtp_layers(self) -> int:

@@ -133,7 +133,8 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
     env = dict(q.env)
     if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
         found.append("NCCL_CUMEM_ENABLE=0 turns NVLink between nodes off, silently (NCCL mnnvl.cc)")
-    if (racks := slurm_segment(q)) is not None and q.parallel.world > q.hardware.nvlink_domain_gpus:
+    racks = slurm_segment(q)
+    if racks is not None and not (racks and q.placed) and q.parallel.world > q.hardware.nvlink_domain_gpus:
         found.append(
             f"ask Slurm for --segment={racks}: expert groups and replicas then stay within a rack"
             if racks
@@ -149,8 +150,11 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
     return tuple(found)
 
 
-def for_settings(settings: Settings, site_name: str) -> Verdict | None:
-    """The verdict on a resolved profile at a site, or None where the model has no geometry to plan with."""
+def for_settings(settings: Settings, site_name: str, placed: bool = False) -> Verdict | None:
+    """The verdict on a resolved profile at a site, or None where the model has no geometry to plan with.
+
+    `placed` is Question's.
+    """
     from dsv4kit.plan.core import evaluate
     from dsv4kit.plan.from_settings import question
     from dsv4kit.plan.site_constants import coefficients_for
@@ -159,4 +163,4 @@ def for_settings(settings: Settings, site_name: str) -> Verdict | None:
     if asked is None:
         return None
     site = coefficients_for(site_name)
-    return evaluate(asked, site.coefficients, site.points).verdict
+    return evaluate(asked._replace(placed=placed), site.coefficients, site.points).verdict

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 
+from dsv4kit import hints
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.sandbox import config, controller, shares
 from dsv4kit.sandbox.config import Facts
@@ -75,7 +76,7 @@ class Sandbox:
         """Like `load`, but a sandbox that is not up is a `UserError`."""
         sandbox = cls.load(name)
         if sandbox is None:
-            raise UserError(f"sandbox {name!r} is not up: `dsv4kit sandbox up --name {name}`")
+            raise UserError(f"sandbox {name!r} is not up: `{hints.command('sandbox up', NAME=name)}`")
         return sandbox
 
     @staticmethod
@@ -216,7 +217,7 @@ class Sandbox:
             if wanted > here:
                 raise UserError(
                     f"sandbox {spec.name} is up with {key} = {here}, not {wanted}:"
-                    f" `dsv4kit sandbox down --name {spec.name}` first"
+                    f" `{hints.command('sandbox down', NAME=spec.name)}` first"
                 )
 
     def _revive(self) -> None:

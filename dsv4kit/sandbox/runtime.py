@@ -45,9 +45,7 @@ def runtime_python(install: bool = True, torch_index: str | None = None, log: Lo
         if _is_complete(environment := _environment(version)):
             return environment / "bin" / "python"
     if not install:
-        raise UserError(
-            f"{cache_dir() / 'runtime'}: the CPU runtime is not installed; `dsv4kit sandbox up` installs it"
-        )
+        raise UserError(f"{cache_dir() / 'runtime'}: the CPU runtime is not installed; `make runtime` installs it")
     interpreter, version = _interpreter(log)
     environment = _environment(version)
     environment.parent.mkdir(parents=True, exist_ok=True)

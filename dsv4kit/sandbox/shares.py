@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dsv4kit import hints
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.host import mount_points, must
 from dsv4kit.sandbox.node import NAMESPACES, Node, same_directory, view
@@ -65,5 +66,5 @@ def show(node: Node, paths: Iterable[Path]) -> None:
         if not same_directory(path, view(init, os.path.abspath(path))):
             raise UserError(
                 f"{path} is not the same directory on {node.name}: it was mounted after the sandbox came up"
-                f" (`dsv4kit sandbox down --name {node.layout.name}`, then up)"
+                f" (`{hints.command('sandbox down', NAME=node.layout.name)}`, then up)"
             )

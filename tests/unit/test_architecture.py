@@ -20,8 +20,8 @@ ALLOWED = {
     "plugin": {"plugin"},
     "node": {"node", "trainer"},
     "image": {"config", "errors", "image", "packages", "trainer"},
-    "sandbox": {"config", "errors", "packages", "sandbox", "launch"},
-    "launch": {"config", "errors", "image", "launch", "node", "plan", "quoting", "trainer"},
+    "sandbox": {"config", "errors", "hints", "packages", "sandbox", "launch"},
+    "launch": {"config", "errors", "hints", "image", "launch", "node", "plan", "quoting", "trainer"},
 }
 NODE_MAY_USE_OF_TRAINER = {
     "checkpoint_files",

@@ -67,6 +67,15 @@ def found(tmp_path: Path, slurm: Slurm, *changes: tuple[str, Any], site: Site | 
     return lines
 
 
+def test_the_sandboxs_nodes_see_every_file_system_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_output", lambda *_: "ext2/ext3\n")
+    for site, level in (("example-gb200-pyxis", "warning"), ("sandbox", "ok")):
+        (finding,) = doctor.shared(submission(tmp_path, FakeSlurm(), load_site(site)))
+        assert finding.level == level
+
+
 PATCHES = [
     {"patch": "no-grad main parameters", "required": True, "state": "applied", "detail": ""},
     {"patch": "MTP tolerates extra arguments", "required": False, "state": "failed", "detail": "AttributeError: x"},

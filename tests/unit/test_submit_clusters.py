@@ -41,8 +41,25 @@ def test_a_dry_run_needs_no_cluster_no_weights_and_no_data(
     out, err = capsys.readouterr()
     assert out.startswith("# to be set before this can be submitted: MODEL_PATH, TRAIN_FILE")
     assert "#SBATCH --nodes=" in out
-    assert "plan: fit" in err
+    assert "plan: it fits: GPU: " in err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("version", "hinted"), [("24.05.4", False), ("23.02.7", True)])
+def test_slurm_segment_is_a_note_only_where_the_script_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str, hinted: bool
+) -> None:
+    monkeypatch.setenv("DSV4KIT_RUNS", str(tmp_path / "runs"))
+    text = (ROOT / "slurm" / "sites" / "example-gb200-pyxis.yaml").read_text()
+    path = tmp_path / "site.yaml"
+    path.write_text(text.replace("24.05.4", version))
+    words = ["--hw=gb200", "--nodes=64", f"--site={path}"]
+    assert main.run(["submit", *words, "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    assert ("\n#SBATCH --segment=16\n" in out) is not hinted
+    assert ("plan: note: ask Slurm for --segment=16" in err) is hinted
+    main.run(["plan", *words])
+    assert ("ask Slurm for --segment=16" in " ".join(capsys.readouterr().out.split())) is hinted
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:

@@ -59,13 +59,11 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
 
 def _for_show(submission: Submission) -> Submission:
     """For a dry run: what is there as it is, what is not under a name that says so."""
+    from dsv4kit.cli.runs import sandbox_slurm
     from dsv4kit.config.cache import cache_dir
-    from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox import runtime
-    from dsv4kit.sandbox.cluster import Sandbox
 
-    running = Sandbox.load()
-    slurm = Slurm(running.client_env if running else None)
+    slurm = sandbox_slurm()
     missing = cache_dir() / "not-installed-yet"
     if submission.site.container.image is not None:
         return _with(submission, slurm, submission.python, missing)

@@ -27,13 +27,17 @@ def open_run(name: str | None) -> tuple[RunDir, Slurm]:
     from dsv4kit.launch.slurm import Slurm
 
     run = find_run(name)
-    if run.frozen()["site"].get("name") != "sandbox":
-        return run, Slurm()
+    return run, sandbox_slurm() if run.frozen()["site"].get("name") == "sandbox" else Slurm()
+
+
+def sandbox_slurm() -> Slurm:
+    """The sandbox's client commands; while it is down they say so."""
     from dsv4kit import hints
+    from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox.cluster import Sandbox
 
-    running = Sandbox.load("default")
+    running = Sandbox.load()
     # Only root sees whether the daemons run.
     if running is None or (os.geteuid() == 0 and not running.alive):
-        return run, Slurm(down=f"the sandbox is down; `{hints.command('sandbox up')}` starts it")
-    return run, Slurm(running.client_env)
+        return Slurm(down=f"the sandbox is down; `{hints.command('sandbox up')}` starts it")
+    return Slurm(running.client_env)

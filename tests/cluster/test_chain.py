@@ -12,6 +12,7 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
+from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -156,10 +157,10 @@ def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) 
 def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
     run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
     state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
-    cluster.slurm.cancel([segment.job_id for segment in reversed(state.segments)])
+    assert cancel_run(run, cluster.slurm) == len(state.segments)
     state = cluster.wait(run)
     assert {segment.state for segment in state.segments} == {"CANCELLED"}
-    assert state.segments[0].end == ends.TERMINATED
+    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
     deadline = time.monotonic() + 30
     while left := _run_processes(run):
         assert time.monotonic() < deadline, left

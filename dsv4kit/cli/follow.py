@@ -63,6 +63,8 @@ def progress_lines(state: RunState, phase: str | None, first: int = 1) -> list[s
             lines += [f"segment {segment.segment}:   {evidence}" for evidence in segment.evidence]
         elif segment.last_step is not None:
             lines += _steps(state, segment)
+    if state.verdict == "unknown":
+        lines.append(f"waiting for Slurm to answer: {state.reason}")
     return [line for line in lines if line]
 
 

@@ -112,6 +112,7 @@ def test_jobs_slurm_has_forgotten_are_told_from_what_they_left(run: RunDir) -> N
 def test_without_slurm_the_directory_still_tells_the_steps(run: RunDir) -> None:
     state = read_state(run, Unreachable())
     assert (state.verdict, state.reason, state.saved_step) == ("unknown", "Slurm is not reachable", 4)
+    assert progress_lines(state, None)[-1] == "waiting for Slurm to answer: Slurm is not reachable"
 
 
 def test_the_table_and_the_json_say_the_same(run: RunDir) -> None:

@@ -6,7 +6,6 @@ in steps of one and two seconds inside Ray; one started only after the head is u
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
 import sys
@@ -25,7 +24,7 @@ def main() -> None:
     deadline = time.monotonic() + deadline_s
     client = None
     while time.monotonic() < deadline:
-        with contextlib.suppress(Exception):  # every failure here means "not yet"
+        try:
             address = json.loads(head_file.read_text())["address"]
             host, port = address.rsplit(":", 1)
             if client is None:
@@ -33,6 +32,8 @@ def main() -> None:
                 client = GcsClient(address=address)
             if any(node.state == 0 and node.is_head_node for node in client.get_all_node_info(timeout=5).values()):
                 break
+        except Exception:  # every failure here means "not yet"
+            client = None  # a head that is started anew is another cluster, which a client of the old one never sees
         time.sleep(_POLL_S)
     else:
         sys.exit(f"no Ray head after {deadline_s:.0f} s (looked for {head_file})")

@@ -81,7 +81,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        return _say(f"{error.filename or 'output'}: {error.strerror or error}", UserError.exit_code)
+        return _say(f"{error.filename2 or error.filename or 'output'}: {error.strerror or error}", UserError.exit_code)
     except Exception as error:
         if os.environ.get("DSV4KIT_TRACEBACK"):
             raise

@@ -11,19 +11,22 @@ from dsv4kit.trainer import metrics
 
 HERE = Path(__file__).parent
 # 256 toy conversations in batches of 64: 4 steps are one epoch, and the first segment ends with it.
-SIZES = ("--recipe=sft", "--steps=6", "--save-freq=2", "--set=data.train_batch_size=64")
+SIZES = ("--recipe=sft", "--save-freq=2", "--set=data.train_batch_size=64")
 
 
 @pytest.fixture(scope="module")
 def chained(kit: Kit) -> str:
-    """6 steps in 2 segments, of 4 and 2."""
-    return kit.run("sft-chained", *SIZES, "--segment-steps=4")
+    """4 steps, and a resume that makes two more."""
+    kit.run("sft-chained", *SIZES, "--steps=4", "--segment-steps=4")
+    done = kit("resume", "sft-chained", "--steps=6")
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(kit: Kit, chained: str) -> str:
     """The same in one segment."""
-    return kit.run("sft-uninterrupted", *SIZES, "--segment-steps=6")
+    return kit.run("sft-uninterrupted", *SIZES, "--steps=6", "--segment-steps=6")
 
 
 def losses(kit: Kit, run: str) -> list[metrics.StepMetrics]:
@@ -36,7 +39,7 @@ def test_the_chain_goes_on_where_it_ended_and_shows_the_loss(kit: Kit, chained: 
     assert status["verdict"] == "finished"
     assert [(segment["start_step"], segment["end_step"]) for segment in status["segments"]] == [(0, 4), (4, 6)]
     assert [segment["end"] for segment in status["segments"]] == ["completed", "completed"]
-    for step in range(1, 7):
+    for step in (5, 6):
         assert f"step {step}/6: loss" in chained
 
 
@@ -68,11 +71,3 @@ def test_the_weights_are_those_of_an_uninterrupted_run(kit: Kit, chained: str, u
     difference = json.loads(done.stdout)
     assert difference["tensors"] > 50
     assert (difference["model"], difference["optim"]) == (0.0, 0.0)
-
-
-def test_a_finished_run_is_extended(kit: Kit, chained: str, uninterrupted: str) -> None:
-    done = kit("resume", "sft-chained", "--steps=8")
-    assert done.returncode == 0, done.stdout
-    status = kit.status("sft-chained")
-    assert (status["verdict"], status["saved_step"]) == ("finished", 8)
-    assert (status["segments"][-1]["start_step"], status["segments"][-1]["end_step"]) == (6, 8)

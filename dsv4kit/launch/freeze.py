@@ -22,6 +22,8 @@ _TRAINER = (
 )
 # An empty directory beside the packages: where a node without pyxis mounts the image, in a namespace of its own.
 IMAGE_MOUNT = ".image"
+# Where Python looks for it: beside the packages, not in one.
+FIRST = "sitecustomize.py"
 _LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
 
 
@@ -33,6 +35,7 @@ def freeze(destination: Path) -> None:
     shutil.copy2(ROOT / "dsv4kit" / "__init__.py", package)
     for name in _PACKAGES:
         _copy(ROOT / "dsv4kit" / name, package / name)
+    (package / "node" / FIRST).rename(destination / FIRST)
     (package / "trainer").mkdir()
     for name in _TRAINER:
         shutil.copy2(ROOT / "dsv4kit" / "trainer" / name, package / "trainer")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.launch.freeze import freeze
+from dsv4kit.launch.freeze import FIRST, freeze
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dsv4kit"
@@ -60,7 +60,11 @@ def test_the_nodes_use_only_the_parts_of_trainer_that_need_nothing() -> None:
 
 def test_the_frozen_kit_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     freeze(tmp_path / "kit")
-    modules = [f"dsv4kit.node.{path.stem}" for path in (PACKAGE / "node").glob("*.py") if path.stem != "__init__"]
+    modules = [
+        f"dsv4kit.node.{path.stem}"
+        for path in (PACKAGE / "node").glob("*.py")
+        if path.name not in ("__init__.py", FIRST)
+    ]
     script = (
         f"import sys; sys.path[:0] = [{str(tmp_path / 'kit')!r}]\n"
         f"import submitit.core._submit, submitit.slurm.slurm\n"

@@ -13,6 +13,7 @@ from dsv4kit import packages
 from dsv4kit.config.loading import load_settings, load_site
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
+from dsv4kit.image import squashfs
 from dsv4kit.launch.doctor import examine
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -21,7 +22,7 @@ from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
 from dsv4kit.sandbox.runtime import runtime_python
 
 SOURCE = Path(__file__).with_name("spank_pyxis") / "spank_pyxis.c"
-NEEDED = {"cc": "gcc", "/usr/include/slurm/spank.h": "libslurm-dev"}
+NEEDED = {"cc": "gcc", "/usr/include/slurm/spank.h": "libslurm-dev", **squashfs.PROGRAMS}
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def cluster(two_nodes: Sandbox, directory: Path, recorder: Recorder) -> Iterator
 def site(directory: Path) -> Site:
     """The sandbox as a site with pyxis. The plugin starts no container, so the host's Python stands for the image's."""
     image = directory / "dsv4kit.sqsh"
-    image.write_bytes(b"hsqs" + bytes(4092))
+    (directory / "empty").mkdir()
+    squashfs.write(directory / "empty", image)
     tree = load_site("sandbox").model_dump()
     tree["python"] = str(runtime_python())
     tree["container"] = {"runtime": "pyxis", "image": str(image), "mounts": ["/etc/hosts:/etc/cluster-hosts:ro"]}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsv4kit.errors import UserError
@@ -14,6 +16,9 @@ from dsv4kit.errors import UserError
 # Debian keeps daemons and administration in sbin, which an ordinary login may lack.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMIT_S = 600
+# Somebody else's apt-get is waited for.
+_PATIENT = "DPkg::Lock::Timeout=300"
+_DPKG = "/var/lib/dpkg"
 
 
 def missing(programs: Mapping[str, str]) -> list[str]:
@@ -29,16 +34,30 @@ def require(programs: Mapping[str, str], what: str) -> None:
     needs = f"{what} needs {', '.join(wanted)} (names of Debian packages)"
     if not Path("/etc/debian_version").exists() or not shutil.which("apt-get", path=SYSTEM_PATH):
         raise UserError(f"{needs}; install them first")
-    command = ["apt-get", "install", "-y", "--no-install-recommends", *wanted]
+    command = ["apt-get", "install", "-y", "--no-install-recommends", "-o", _PATIENT, *wanted]
     if os.geteuid() != 0:
         raise UserError(f"{needs}; as root: {' '.join(command)}")
-    print(f"dsv4kit: installing {' '.join(wanted)} (apt-get)", file=sys.stderr, flush=True)
-    # A fresh container has no package lists yet, so a first failure is not the last word.
-    for step in (command, ["apt-get", "update"], command):
-        status, said = _run(step)
-        if step is command and status == 0 and not missing(programs):
+    with _one_at_a_time():
+        if not missing(programs):
             return
+        print(f"dsv4kit: installing {' '.join(wanted)} (apt-get)", file=sys.stderr, flush=True)
+        # A fresh container has no package lists yet, so a first failure is not the last word.
+        for step in (command, ["apt-get", "update"], command):
+            status, said = _run(step)
+            if step is command and status == 0 and not missing(programs):
+                return
     raise UserError(f"`{' '.join(command)}` failed: {said}")
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two of ours at once: the later one waits, and mostly finds that there is nothing left to do."""
+    lock = os.open(_DPKG, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _there(program: str) -> bool:

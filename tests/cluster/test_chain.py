@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
-from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -101,7 +99,7 @@ def steps(state: RunState) -> list[tuple[int | None, int | None]]:
 
 
 def test_a_crash_costs_one_segment_the_next_goes_on_and_a_resume_makes_two_steps_more(cluster: Cluster) -> None:
-    run = cluster.submit("whole", ("schedule.steps", 3), fault="crash@2")
+    run = cluster.submit("whole", ("schedule.steps", 3), fault="crash@2", nodes=1)
     state = cluster.wait(run)
     assert state.verdict == "finished"
     assert steps(state) == [(0, 1), (1, 3)]
@@ -119,7 +117,7 @@ def test_a_crash_costs_one_segment_the_next_goes_on_and_a_resume_makes_two_steps
 
     attempt = run.segment(1) / "attempt-0"
     sampled = {path.stem for path in (attempt / "nodes").glob("*.csv")}
-    assert len(sampled) == 2
+    assert len(sampled) == 1
     assert not list(Path("/tmp").glob("ray-*"))
 
 
@@ -130,58 +128,6 @@ def test_a_run_that_makes_no_progress_stops_and_cancels_the_rest(cluster: Cluste
     assert "2 attempts in a row without progress" in state.reason
     assert [segment.end for segment in state.segments] == [ends.OUT_OF_GPU_MEMORY, ends.OUT_OF_GPU_MEMORY, None]
     assert [segment.state for segment in state.segments] == ["COMPLETED", "FAILED", "CANCELLED"]
-
-
-def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) -> None:
-    full = "head -c 100000000 /dev/zero > /dev/shm/full"
-    cluster.sandbox.exec("node2", ["bash", "-c", full])
-    shm_gib = 3.95
-    try:
-        size = cluster.sandbox.exec("node1", ["bash", "-c", "df --output=avail -B1 /dev/shm | tail -1"], capture=True)
-        shm_gib = int(size.stdout) / 2**30 - 0.05
-        changes = [("schedule.steps", 2), ("schedule.segment_steps", 1), ("hardware.min_shm_gib", shm_gib)]
-        run = cluster.submit("bad-node", *changes)
-        cluster.wait(run, lambda state: state.segments[0].over)
-        outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
-        assert outcome["end"] == ends.PREFLIGHT
-        assert outcome["excluded_nodes"] == ["node2"]
-        assert "node2: /dev/shm" in outcome["evidence"][0]
-        state = cluster.wait(run)
-        assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
-        assert steps(state) == [(0, 0), (0, 1)]
-        assert state.verdict == "incomplete"
-    finally:
-        cluster.sandbox.exec("node2", ["rm", "/dev/shm/full"])
-
-
-def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
-    run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
-    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
-    assert cancel_run(run, cluster.slurm) == len(state.segments)
-    state = cluster.wait(run)
-    assert {segment.state for segment in state.segments} == {"CANCELLED"}
-    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
-    deadline = time.monotonic() + 30
-    while left := _run_processes(run):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
-
-
-def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Cluster) -> None:
-    # Slurm takes up to 31 s to notice; the first attempt is still at its second step then.
-    run = cluster.submit("lost", ("schedule.steps", 3), ("schedule.segment_steps", 3), fault="hang@2")
-    state = cluster.wait(run, lambda state: state.saved_step >= 1)
-    victim = cluster.nodes_of(state.segments[0].job_id)
-    node = f"node{victim.rstrip(']')[-1]}"
-    cluster.sandbox.kill_node(node)
-    try:
-        state = cluster.wait(run, limit_s=600)
-        assert state.verdict == "finished"
-        assert state.segments[0].attempts == 2
-        assert state.segments[0].start_step is not None
-        assert state.segments[0].start_step >= 1
-    finally:
-        cluster.sandbox.start_node(node)
 
 
 def test_a_lost_tracker_is_rebuilt_and_a_broken_checkpoint_set_aside(cluster: Cluster) -> None:
@@ -228,17 +174,3 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) 
     assert state.verdict == "stopped"
     assert state.segments[-1].end == ends.CHECKPOINT
     assert "not starting over" in state.segments[-1].evidence[0]
-
-
-def _run_processes(run: RunDir) -> list[str]:
-    """Command lines of processes, on any node, that name the run's directory."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(run.path) in line:
-                found.append(line)
-    return found

@@ -1,0 +1,89 @@
+"""What becomes of a run when a node of it fails, dies or is taken away: real Slurm, real Ray, a stand-in trainer."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_chain import Cluster, steps
+
+from dsv4kit.launch.cancel import cancel_run
+from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.node import ends
+from dsv4kit.sandbox.cluster import Sandbox
+from dsv4kit.sandbox.runtime import runtime_python
+
+
+@pytest.fixture(scope="module")
+def cluster(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(sandbox, tmp_path_factory.mktemp("nodes"), runtime_python())
+    yield made
+    made.slurm.run("scancel", "--me")
+
+
+def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) -> None:
+    full = "head -c 100000000 /dev/zero > /dev/shm/full"
+    cluster.sandbox.exec("node2", ["bash", "-c", full])
+    shm_gib = 3.95
+    try:
+        size = cluster.sandbox.exec("node1", ["bash", "-c", "df --output=avail -B1 /dev/shm | tail -1"], capture=True)
+        shm_gib = int(size.stdout) / 2**30 - 0.05
+        changes = [("schedule.steps", 2), ("schedule.segment_steps", 1), ("hardware.min_shm_gib", shm_gib)]
+        run = cluster.submit_sft("bad-node", *changes, nodes=2)
+        cluster.wait(run, lambda state: state.segments[0].over)
+        outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
+        assert outcome["end"] == ends.PREFLIGHT
+        assert outcome["excluded_nodes"] == ["node2"]
+        assert "node2: /dev/shm" in outcome["evidence"][0]
+        state = cluster.wait(run)
+        assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
+        assert steps(state) == [(0, 0), (0, 1)]
+        assert state.verdict == "incomplete"
+    finally:
+        cluster.sandbox.exec("node2", ["rm", "/dev/shm/full"])
+
+
+def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Cluster) -> None:
+    # Slurm takes up to 31 s to notice; the first attempt is still at its second step then.
+    run = cluster.submit("lost", ("schedule.steps", 3), ("schedule.segment_steps", 3), fault="hang@2")
+    state = cluster.wait(run, lambda state: state.saved_step >= 1)
+    victim = cluster.nodes_of(state.segments[0].job_id)
+    node = f"node{victim.rstrip(']')[-1]}"
+    cluster.sandbox.kill_node(node)
+    try:
+        state = cluster.wait(run, limit_s=600)
+        assert state.verdict == "finished"
+        assert state.segments[0].attempts == 2
+        assert state.segments[0].start_step is not None
+        assert state.segments[0].start_step >= 1
+    finally:
+        cluster.sandbox.start_node(node)
+
+
+def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
+    run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
+    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
+    assert cancel_run(run, cluster.slurm) == len(state.segments)
+    state = cluster.wait(run)
+    assert {segment.state for segment in state.segments} == {"CANCELLED"}
+    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
+    deadline = time.monotonic() + 30
+    while left := _run_processes(run):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+def _run_processes(run: RunDir) -> list[str]:
+    """Command lines of processes, on any node, that name the run's directory."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(run.path) in line:
+                found.append(line)
+    return found

@@ -12,7 +12,10 @@ import pytest
 
 HERE = Path(__file__).parent
 
-_WITHOUT_TRITON = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; "
+# A collector that looks less often: each of these processes imports thousands of modules.
+_WITHOUT_TRITON = (
+    f"import gc, sys; gc.set_threshold(50_000, 10, 10); sys.path.insert(0, {str(HERE)!r}); import conftest; "
+)
 _ENGINE = _WITHOUT_TRITON + (
     "import verl, json; "
     "heavy = [m for m in ('megatron.core', 'vllm', 'transformer_engine') if m in sys.modules]; "

@@ -95,7 +95,7 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
     from dsv4kit.cli.submit import overrides_of
     from dsv4kit.config.loading import hardware_defaults, load_settings, load_site, names
     from dsv4kit.errors import UserError
-    from dsv4kit.launch.render import asks_for_segment
+    from dsv4kit.launch.segment_option import asks_for_segment
     from dsv4kit.plan.from_settings import question
 
     if not args.hw:

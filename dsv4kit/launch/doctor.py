@@ -17,7 +17,8 @@ from dsv4kit.config import time_limit
 from dsv4kit.errors import UserError
 from dsv4kit.image import contents, fit, patches
 from dsv4kit.launch import site_files
-from dsv4kit.launch.render import SegmentScript, knows_segment
+from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.submission import Submission
 
 Level = Literal["ok", "warning", "problem"]

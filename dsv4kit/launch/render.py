@@ -15,9 +15,7 @@ from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
 from dsv4kit.launch.run_dir import RunDir
-
-# `sbatch --segment`: with topology/block; 22.05 refuses a script that has it.
-_SEGMENT_SINCE = (24, 5)
+from dsv4kit.launch.segment_option import knows_segment
 
 
 @functools.cache  # with it a template is compiled once, and not for each segment
@@ -84,13 +82,3 @@ class SegmentScript:
 
         asked = question(self.settings) if self.site.slurm.block_topology else None
         return slurm_segment(asked) if asked else None
-
-
-def asks_for_segment(site: Site) -> bool:
-    """Whether the scripts for this site have `--segment`, where a number of nodes is good for it."""
-    return site.slurm.block_topology and knows_segment(site.slurm.version)
-
-
-def knows_segment(version: str | None) -> bool:
-    """Whether a Slurm of that version has `--segment`; one that is not known has not."""
-    return version is not None and tuple(map(int, version.split(".")[:2])) >= _SEGMENT_SINCE

@@ -26,8 +26,9 @@ from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.layout import pipeline_layout
-from dsv4kit.launch.render import SegmentScript, asks_for_segment
+from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.segment_option import asks_for_segment
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.spec import Limits, NodeSpec, RayResources

@@ -107,3 +107,14 @@ def test_only_the_verb_that_is_asked_for_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip() == "['status']"
+
+
+def test_a_plan_imports_only_what_it_uses() -> None:
+    script = (
+        "import sys; from dsv4kit.cli.main import main\n"
+        "sys.argv = ['dsv4kit', 'plan', '--hw', 'gb200', '--nodes', '64']\n"
+        "main()\n"
+        "print([m for m in ('jinja2', 'submitit', 'hydra', 'statistics', 'dataclasses') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -88,6 +88,11 @@ def test_the_frozen_kit_has_no_compiled_leftovers_and_no_control_plane(tmp_path:
     assert not any(name.startswith(("dsv4kit/cli", "dsv4kit/launch", "dsv4kit/config")) for name in names)
 
 
+def last_line_of(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    return done.stdout.splitlines()[-1]
+
+
 def test_help_imports_nothing_slow() -> None:
     script = (
         "import sys; from dsv4kit.cli.main import VERBS, build_parser; parser = build_parser()\n"
@@ -96,8 +101,7 @@ def test_help_imports_nothing_slow() -> None:
         "    except SystemExit: pass\n"
         "print([m for m in ('submitit', 'hydra', 'jinja2', 'yaml', 'torch') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_line_of(script) == "[]"
 
 
 def test_only_the_verb_that_is_asked_for_is_imported() -> None:
@@ -105,8 +109,7 @@ def test_only_the_verb_that_is_asked_for_is_imported() -> None:
         "import sys; from dsv4kit.cli.main import VERBS, build_parser; build_parser().parse_args(['status'])\n"
         "print([verb for verb in VERBS if f'dsv4kit.cli.{verb}' in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.strip() == "['status']"
+    assert last_line_of(script) == "['status']"
 
 
 def test_a_plan_imports_only_what_it_uses() -> None:
@@ -116,5 +119,4 @@ def test_a_plan_imports_only_what_it_uses() -> None:
         "main()\n"
         "print([m for m in ('jinja2', 'submitit', 'hydra', 'statistics', 'dataclasses') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert last_line_of(script) == "[]"

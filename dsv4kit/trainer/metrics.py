@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# ---- names in verl's V1 trainer; the unit of a value is named where it is not a plain number
+# Names in verl's V1 trainer; the unit of a value is named where it is not a plain number
 GLOBAL_STEP = "training/global_step"
 EPOCH = "training/epoch"
 REWARD = "critic/score/mean"

@@ -23,9 +23,6 @@ LAYOUTS: dict[Layout, Callable[[Path, int], Path]] = {
 }
 
 
-# ------------------------------------------------------------------------------------------- tracker
-
-
 @pytest.mark.parametrize(("content", "step"), [("20", 20), ("20\n", 20), (b" 7 ", 7), ("0020", 20)])
 def test_a_tracker_names_a_step(tmp_path: Path, content: str, step: int) -> None:
     trees.tracker(tmp_path, content)
@@ -54,9 +51,6 @@ def test_the_tracker_is_written_in_verls_own_format(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [trees.TRACKER]
     with pytest.raises(ValueError, match="at least 1"):
         tracker.write_tracker(tmp_path, 0)
-
-
-# ------------------------------------------------------------------------------------------- layouts
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -221,9 +215,6 @@ def test_a_critic_is_held_to_the_same(tmp_path: Path) -> None:
     assert inspect_step(root).problems == ("critic/extra_state_world_size_2_rank_1.pt is missing",)
 
 
-# ------------------------------------------------------------------------------------------- what is expected
-
-
 def test_contents_that_were_never_saved_are_absent_not_damaged(tmp_path: Path) -> None:
     root = trees.ppo_megatron(tmp_path, 20, contents=("model", "extra"))
     state = inspect_step(root, expected_contents=["model", "optimizer", "extra"])
@@ -319,9 +310,6 @@ def test_a_file_system_error_is_not_taken_for_damage(tmp_path: Path, monkeypatch
     assert state.problems == ()
     assert "Stale file handle" in state.unreadable[0]
     assert not state.complete
-
-
-# ------------------------------------------------------------------------------------------- size record
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -118,8 +118,6 @@ def test_an_interruption_anywhere_is_made_good_by_the_next_call(tmp_path: Path, 
     assert expected == again.start_step
 
 
-# ------------------------------------------------------------------------------------------- the two promises
-
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "none": lambda root: None,
     "recorded": lambda root: record_sizes(root) and None,

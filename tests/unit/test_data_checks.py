@@ -25,9 +25,6 @@ def report(path: Path | str, recipe: str = "grpo", *changes: Override) -> Report
     return examine(resolved.settings, resolved.sources)
 
 
-# ---- the footer
-
-
 def test_schema_rows_and_values_of_a_real_file() -> None:
     footer = parquet_footer.read(DATA / "grpo.parquet")
     assert footer.rows == 16
@@ -68,9 +65,6 @@ def test_a_damaged_footer_is_an_error_and_never_a_crash(data: st.DataObject) -> 
     except ParquetError:
         return
     assert isinstance(parsed.columns, dict)
-
-
-# ---- the checks
 
 
 def test_good_data_is_let_through() -> None:

@@ -29,7 +29,7 @@ def plan(question):
     return evaluate(question, BUILT_IN)
 
 
-# ---- GPU: the published peaks are the last stage's, as torch counts
+# GPU: the published peaks are the last stage's, as torch counts
 
 
 def test_last_stage_peaks_as_published():
@@ -59,7 +59,7 @@ def test_only_one_setting_of_the_levers_explains_the_published_gb200_peak(levers
     assert stage.static_gib == pytest.approx(last_stage, abs=0.1)
 
 
-# ---- host: shown on H100 without pinned memory
+# host: shown on H100 without pinned memory
 
 
 def test_host_of_h100_as_published():
@@ -111,9 +111,6 @@ def test_pinned_experts_of_pro_waste_half_and_those_of_flash_nothing():
     assert pinned_factor(PRO, Levers(pinned_round_threshold_mb=64)) == 1.0
 
 
-# ---- checkpoints
-
-
 @pytest.mark.parametrize(
     ("changes", "terabytes", "lossless"),
     [
@@ -139,9 +136,6 @@ def test_the_proxy_checkpoint_of_56_gb():
     assert checkpoint_size(proxy).size_gb * 1e9 / 2**30 == pytest.approx(55.2, abs=0.1)
 
 
-# ---- rollout
-
-
 @pytest.mark.parametrize(
     ("model", "hardware", "rollout", "weights", "fits"),
     [
@@ -158,9 +152,6 @@ def test_rollout_weights_and_whether_they_fit(model, hardware, rollout, weights,
     memory = rollout_memory(model, hardware, rollout, PRO_H100.work, 512, BUILT_IN)
     assert memory.weights_gb == pytest.approx(weights, abs=0.1)
     assert memory.fits is fits
-
-
-# ---- Flash SFT
 
 
 @pytest.mark.parametrize("mtp", [False, True])
@@ -203,9 +194,6 @@ def test_flash_grpo_on_8_nodes_of_h100_needs_the_levers(levers, verdict):
         levers=Levers(cpu_offload=True, param_offload=True, optimizer_offload=True, **levers),
     )
     assert plan(question).verdict.verdict == verdict
-
-
-# ---- time
 
 
 def test_step_times_as_published():

@@ -26,9 +26,6 @@ def refusal(text, rules):
     return ""
 
 
-# ---- reading
-
-
 @pytest.mark.parametrize(
     ("text", "stages"),
     [
@@ -78,9 +75,6 @@ def test_with_virtual_stages_the_kth_stands_on_rank_k_mod_pp():
     assert [stage.layers for stage in stages] == [(0, 2), (1, 3)]
 
 
-# ---- rules
-
-
 @pytest.mark.parametrize(
     ("text", "rules", "words"),
     [
@@ -108,9 +102,6 @@ def test_the_layout_megatron_bridge_would_make_for_pp32_is_refused():
     """61 layers over 32 stages evenly: two in stage 0, where three hash layers have to be."""
     with pytest.raises(UserError, match="stage 0 holds 2 layers"):
         check("Ett|(tt|)*28(t|)*2tL", PRO_RULES[32])
-
-
-# ---- generated
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,6 @@ def pro_settings(**changes):
     return schema.Settings.model_validate(tree)
 
 
-# ---- from a profile
-
-
 def test_a_profile_becomes_the_same_question_as_by_hand():
     asked = question(pro_settings())
     assert asked is not None
@@ -99,9 +96,6 @@ def test_shipped_hardware_can_be_planned_for(name):
     assert question(pro_settings().model_copy(update={"hardware": hardware})).hardware.hbm_gib > 70
 
 
-# ---- for programs
-
-
 def test_json_has_the_promised_keys():
     shown = json.loads(json.dumps(as_json(plan(PRO_H100))))
     assert {"verdict", "reasons", "gpu", "host", "checkpoint", "rollout", "step", "segment"} <= shown.keys()
@@ -121,9 +115,6 @@ def test_json_has_the_promised_keys():
 def test_json_is_strict(asked):
     shown = plan(asked)
     json.dumps(as_json(shown, levers(shown)), allow_nan=False)
-
-
-# ---- for people
 
 
 @pytest.mark.parametrize("asked", [PRO_H100, PRO_GB200, flash_sft(GB300, 8, 4, mtp=True), flash_sft(H100, 4, 4)])
@@ -154,9 +145,6 @@ def test_every_constant_has_unit_kind_and_source():
         assert constant.unit
         assert constant.source
         assert constant.kind in ("derived", "fitted", "guessed")
-
-
-# ---- levers and search
 
 
 def test_levers_that_would_make_32_h100_hold_flash():
@@ -197,9 +185,6 @@ def test_search_finds_a_rollout_that_fits():
     assert search(broken, BUILT_IN)[0].question.rollout.gpus >= 64
 
 
-# ---- racks
-
-
 def test_racks():
     assert slurm_segment(PRO_GB200) == 16
     assert slurm_segment(PRO_H100) is None
@@ -216,9 +201,6 @@ def test_switched_off_nvlink_between_nodes_is_said():
 def test_offloading_nothing_is_said():
     asked = PRO_GB200._replace(levers=Levers(cpu_offload=True, offload_fraction=0))
     assert any("offloads nothing" in warning for warning in plan(asked).verdict.warnings)
-
-
-# ---- the verb
 
 
 def arguments(*words):

@@ -105,9 +105,6 @@ def test_a_layout_of_ones_own_is_taken_and_checked() -> None:
     assert pairs_of(settings)[key] == own
 
 
-# ---- rows of the specification
-
-
 def sizes(name: str) -> tuple[int, ...]:
     settings = settings_of(name)
     actor = settings.parallel.actor
@@ -312,9 +309,6 @@ def test_every_number_of_a_base_or_profile_has_its_reason_above_it() -> None:
             commented = bool(line.strip()) and (commented or line.strip().startswith("#"))
             if line.startswith(" ") and key != "nodes" and any(character.isdigit() for character in value):
                 assert commented, f"{path.name}: {line}"
-
-
-# ---- the verb
 
 
 def test_profiles_as_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,9 +119,6 @@ def test_a_logger_list_may_be_written_with_commas() -> None:
     assert overrides_of(args)[0].value == ["console", "tensorboard"]
 
 
-# ---- images
-
-
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An image, and a stand-in for squashfs-tools that shows the first bytes of an Arm program in it."""

@@ -116,8 +116,7 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
 def _calibrate(run_dir: str, site: str | None) -> int:
     from pathlib import Path
 
-    import yaml
-
+    from dsv4kit import yaml_text
     from dsv4kit.config.loading import load_site
     from dsv4kit.config.schema import Settings
     from dsv4kit.errors import UserError
@@ -126,12 +125,12 @@ def _calibrate(run_dir: str, site: str | None) -> int:
 
     path = Path(run_dir) / "run.yaml"
     try:
-        frozen = yaml.safe_load(path.read_text(encoding="utf-8"))
+        frozen = yaml_text.parse(path.read_text(encoding="utf-8"))
         settings = Settings.model_validate(frozen["settings"])
         there = str(frozen["site"]["name"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not the run.yaml of a run of this kit") from None
     if site and site.endswith((".yaml", ".yml")):
         site = load_site(site).name

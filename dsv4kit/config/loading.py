@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import yaml
-
+from dsv4kit import yaml_text
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.section import Section, SettingError
 from dsv4kit.config.tree import Tree, assign, merge
@@ -35,7 +34,6 @@ class _Machine(Section):
 
 # Keys of the files that are not settings.
 _NOT_SETTINGS = ("defaults", "for", "bases")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Override(NamedTuple):
@@ -62,27 +60,16 @@ def names(kind: str) -> list[str]:
 def load_yaml(path: Path) -> Tree:
     """One YAML mapping; a user error names file and line of what is wrong."""
     try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.load(text, Loader=_LOADER)
+        content = yaml_text.parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    if "*" in text and _goes_in_a_circle(content):
-        raise UserError(f"{path}: not valid here: an alias stands within its own anchor")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not valid YAML: not UTF-8") from None
+    except yaml_text.YamlError as error:
+        raise UserError(f"{path}{f':{error.line}' if error.line else ''}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected keys and values, found {type(content).__name__}")
     return content
-
-
-def _goes_in_a_circle(value: object, above: tuple[int, ...] = ()) -> bool:
-    """Whether a mapping or list holds itself, which an alias makes possible."""
-    if id(value) in above:
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_goes_in_a_circle(item, (*above, id(value))) for item in items)
 
 
 def find(kind: str, name: str, variable: str) -> Path:

@@ -6,18 +6,13 @@ import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from dsv4kit import hints
+from dsv4kit import hints, yaml_text
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.node import outcome
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, str]) -> list[str]:
@@ -49,7 +44,7 @@ def _proves(run: Path, settings: Settings, site: Site) -> bool:
         text = run.read_text(encoding="utf-8")
         if not any(f"name: {name}" in text for name in _proxies()):  # most runs are told apart without reading YAML
             return False
-        frozen = yaml.load(text, Loader=_LOADER)
+        frozen = yaml_text.parse(text)
         there, at = frozen["settings"], frozen["site"]
         same = (
             there["model"]["name"] in _proxies()
@@ -58,7 +53,7 @@ def _proves(run: Path, settings: Settings, site: Site) -> bool:
             and at["name"] == site.name
             and at["container"]["image"] == site.container.image
         )
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):  # not a run of this kit, or a damaged one
+    except (OSError, ValueError, TypeError, KeyError):  # not a run of this kit, or a damaged one
         return False
     return same and any(past.verdict == outcome.FINISHED for past in outcome.history(run.parent))
 

@@ -68,13 +68,13 @@ class RunDir:
 
     def frozen(self) -> dict[str, Any]:
         """`run.yaml`: what the run was submitted with."""
-        import yaml
+        from dsv4kit import yaml_text
 
         path = self.path / "run.yaml"
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml_text.parse(path.read_text(encoding="utf-8"))
             return {**content, "site": {**content["site"]}, "settings": {**content["settings"]}}
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError):
+        except (OSError, ValueError, TypeError, KeyError):
             raise UserError(f"{path}: missing or damaged; it holds what the run was submitted with") from None
 
     def node_spec(self) -> dict[str, Any]:

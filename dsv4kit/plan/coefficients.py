@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
-
+from dsv4kit import yaml_text
 from dsv4kit.errors import UserError
 
 BUILT_IN = Path(__file__).with_name("coefficients.yaml")
@@ -49,16 +48,13 @@ class Coefficients(NamedTuple):
 def read(path: Path) -> dict[str, Coefficient]:
     """Coefficients of one YAML file."""
     try:
-        content: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        content: Any = yaml_text.parse(path.read_text(encoding="utf-8"))
         return {str(name): Coefficient(**entry) for name, entry in (content or {}).items()}
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         first = str(error).splitlines()[0]
         raise UserError(f"{path}: not a file of coefficients (value, unit, kind, source each): {first}") from None
-
-
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @lru_cache(maxsize=1)

@@ -12,9 +12,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from dsv4kit.errors import UserError
+from dsv4kit import yaml_text
+from dsv4kit.errors import UserError, nearest
 from dsv4kit.plan.calibrated import PUBLISHED, Point
 from dsv4kit.plan.coefficients import Coefficient, Coefficients, built_in
 
@@ -72,7 +71,7 @@ def _combined(runs: list[dict[str, Any]]) -> dict[str, Coefficient]:
 def read_runs(path: Path) -> list[dict[str, Any]]:
     """The runs a calibration file was made from: name, point, and the values they gave."""
     try:
-        runs = yaml.safe_load(path.read_text(encoding="utf-8"))["runs"]
+        runs = yaml_text.parse(path.read_text(encoding="utf-8"))["runs"]
         for run in runs:
             Point(**run["point"])
             run["values"] = {str(name): float(value) for name, value in run["values"].items()}
@@ -81,8 +80,13 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
             run["run"] = str(run["run"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError, RecursionError):
+    except (TypeError, KeyError, ValueError, AttributeError):
         raise UserError(
             f"{path}: not a calibration file; `dsv4kit plan --calibrate RUN_DIR` writes a new one"
         ) from None
+    known = {name.partition(".")[0] for name in built_in().by_name}
+    for run in runs:
+        for name in run["values"]:
+            if (stem := name.partition(".")[0]) not in known:
+                raise UserError(f"{path}: run {run['run']}: {name}: no such constant{nearest(stem, known)}")
     return list(runs)

@@ -14,14 +14,14 @@ PACKAGE = ROOT / "dsv4kit"
 
 # Package -> what it may import of the kit. `node` and `plugin` run where the control plane is not installed.
 ALLOWED = {
-    "config": {"config", "errors"},
-    "plan": {"config", "errors", "plan"},
+    "config": {"config", "errors", "yaml_text"},
+    "plan": {"config", "errors", "plan", "yaml_text"},
     "trainer": {"config", "errors", "quoting", "trainer"},
     "plugin": {"plugin"},
     "node": {"node", "trainer"},
-    "image": {"config", "errors", "image", "packages", "trainer"},
-    "sandbox": {"config", "errors", "hints", "packages", "sandbox", "launch"},
-    "launch": {"config", "errors", "hints", "image", "launch", "node", "plan", "quoting", "trainer"},
+    "image": {"config", "errors", "image", "locking", "packages", "trainer"},
+    "sandbox": {"config", "errors", "hints", "locking", "packages", "sandbox", "launch"},
+    "launch": {"config", "errors", "hints", "image", "launch", "node", "plan", "quoting", "trainer", "yaml_text"},
 }
 NODE_MAY_USE_OF_TRAINER = {
     "checkpoint_files",

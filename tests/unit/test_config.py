@@ -99,6 +99,13 @@ def test_an_alias_within_its_own_anchor_is_one_line(tmp_path: Path) -> None:
         load_site(str(path))
 
 
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("name: mine\nslurm:\n  grace_s: 60\n  grace_s: 600\n")
+    with pytest.raises(UserError, match=r"site\.yaml:4: the key 'grace_s' stands here twice"):
+        load_site(str(path))
+
+
 def test_what_a_site_lacks_is_said_with_its_file(tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text("name: mine\n")

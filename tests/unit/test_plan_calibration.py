@@ -129,6 +129,14 @@ def test_a_broken_calibration_file_is_one_line(text):
     assert "\n" not in str(error.value)
 
 
+def test_a_constant_nobody_knows_is_named_with_the_nearest():
+    entry = f"{{run: r1, point: {json.dumps(PUBLISHED[0]._asdict())}, values: {{host_bass_gb.aarch64: 5}}}}"
+    path_of("rack").parent.mkdir(parents=True)
+    path_of("rack").write_text(f"runs: [{entry}]")
+    with pytest.raises(UserError, match=r"run r1: host_bass_gb.aarch64: no such constant \(did you mean 'host_base"):
+        coefficients_for("rack")
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf"])
 def test_a_constant_that_is_no_number_is_one_line(value):
     entry = f"{{run: r, point: {json.dumps(PUBLISHED[0]._asdict())}, values: {{host_base_gb.aarch64: {value}}}}}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from dsv4kit import locking
 from dsv4kit.errors import UserError
 
 # Debian keeps daemons and administration in sbin, which an ordinary login may lack.
@@ -18,7 +17,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LIMIT_S = 600
 # Somebody else's apt-get is waited for.
 _PATIENT = "DPkg::Lock::Timeout=300"
-_DPKG = "/var/lib/dpkg"
+_DPKG = Path("/var/lib/dpkg")
 
 
 def missing(programs: Mapping[str, str]) -> list[str]:
@@ -37,7 +36,8 @@ def require(programs: Mapping[str, str], what: str) -> None:
     command = ["apt-get", "install", "-y", "--no-install-recommends", "-o", _PATIENT, *wanted]
     if os.geteuid() != 0:
         raise UserError(f"{needs}; as root: {' '.join(command)}")
-    with _one_at_a_time():
+    # Of two of ours the later one waits, and mostly finds that there is nothing left to do.
+    with locking.held(_DPKG):
         if not missing(programs):
             return
         print(f"dsv4kit: installing {' '.join(wanted)} (apt-get)", file=sys.stderr, flush=True)
@@ -47,17 +47,6 @@ def require(programs: Mapping[str, str], what: str) -> None:
             if step is command and status == 0 and not missing(programs):
                 return
     raise UserError(f"`{' '.join(command)}` failed: {said}")
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Two of ours at once: the later one waits, and mostly finds that there is nothing left to do."""
-    lock = os.open(_DPKG, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _there(program: str) -> bool:

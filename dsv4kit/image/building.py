@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dsv4kit import locking
 from dsv4kit.config.cache import cache_dir
 from dsv4kit.config.loading import hardware_of
 from dsv4kit.errors import UserError
@@ -119,14 +119,9 @@ def check_processor(architecture: str) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(progress: Progress) -> Iterator[None]:
-    """The lock of all builds and imports on this machine; a process that dies lets go of it."""
+    """The lock of all builds and imports on this machine."""
     directory().mkdir(parents=True, exist_ok=True)
-    with (directory() / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            progress("another build is running; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locking.held(directory() / "lock", lambda: progress("another build is running; waiting for it")):
         yield
 
 

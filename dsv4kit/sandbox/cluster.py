@@ -36,8 +36,6 @@ class Sandbox:
         self.layout = spec.layout
         self.network = Network(self.layout)
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
-
     @classmethod
     def up(cls, spec: SandboxSpec, share: Iterable[Path] = ()) -> Sandbox:
         """Bring the sandbox up and make the directories `share` visible on every node.
@@ -89,8 +87,6 @@ class Sandbox:
     def down(self, *, wipe: bool = False) -> None:
         """Take this sandbox down; logs and job numbers stay unless `wipe`."""
         self.take_down(self.spec.name, wipe=wipe, root=self.spec.root)
-
-    # -- what it is ----------------------------------------------------------------------------------------------------
 
     @property
     def slurm_conf(self) -> Path:
@@ -149,8 +145,6 @@ class Sandbox:
             nodes=nodes,
         )
 
-    # -- what can be done to it ----------------------------------------------------------------------------------------
-
     def share(self, paths: Iterable[Path]) -> None:
         """Make directories of the host visible at the same path on all nodes, now and after a power cycle.
 
@@ -191,8 +185,6 @@ class Sandbox:
             self.network.plug(self.node(node).name, up=up)
             if up:
                 self.node(node).announce()
-
-    # -- inside, with the lock held ------------------------------------------------------------------------------------
 
     @classmethod
     def _build(cls, spec: SandboxSpec, paths: list[Path]) -> Sandbox:

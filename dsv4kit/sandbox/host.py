@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dsv4kit import locking
 from dsv4kit.errors import UserError
 from dsv4kit.packages import SYSTEM_PATH
 
@@ -84,13 +84,9 @@ def require_root() -> None:
 
 @contextlib.contextmanager
 def changes() -> Iterator[None]:
-    """Hold the machine's one lock for changing sandboxes; a process that dies lets go of it.
+    """Hold the machine's one lock for changing sandboxes.
 
     Taken on the directory /run itself: it is there on every Linux machine, and nothing stays behind.
     """
-    lock = os.open("/run", os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locking.held(Path("/run")):
         yield
-    finally:
-        os.close(lock)

@@ -7,8 +7,6 @@ $XDG_CACHE_HOME/dsv4kit, else ~/.cache/dsv4kit.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -16,9 +14,10 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dsv4kit import locking
 from dsv4kit.config.cache import cache_dir
 from dsv4kit.errors import UserError
 
@@ -49,7 +48,8 @@ def runtime_python(install: bool = True, torch_index: str | None = None, log: Lo
     interpreter, version = _interpreter(log)
     environment = _environment(version)
     environment.parent.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(environment.with_suffix(".lock"), log):
+    waiting = "runtime: another process is installing it; waiting"
+    with locking.held(environment.with_suffix(".lock"), lambda: log(waiting)):
         if not _is_complete(environment):
             _install(environment, interpreter, torch_index or os.environ.get("TORCH_INDEX"), log)
     return environment / "bin" / "python"
@@ -119,17 +119,6 @@ def _clean_environment() -> dict[str, str]:
     """This process' environment without what would lead another Python astray."""
     astray = {"PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"}
     return {name: value for name, value in os.environ.items() if name not in astray}
-
-
-@contextlib.contextmanager
-def _one_at_a_time(lock: Path, log: Log) -> Iterator[None]:
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log("runtime: another process is installing it; waiting")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _install(environment: Path, interpreter: Path, torch_index: str | None, log: Log) -> None:

@@ -157,15 +157,14 @@ arguments+=(--unshare-pid --as-pid-1 --die-with-parent --chdir "$workdir")
 
 # Slurm signals this process, in some configurations every one of the job. What merely carries the command must not go
 # before it has had its say.
-(trap '' TERM && exec bwrap "${arguments[@]}" -- env --default-signal=TERM "$@") &
+(trap '' TERM && exec bwrap --json-status-fd 8 "${arguments[@]}" -- env --default-signal=TERM "$@" 8>ended) &
 child=$!
 trap 'kill -TERM $(pgrep --parent "$child") 2>/dev/null || true' TERM
-# A signal ends a `wait` early; one after the command has ended says how it ended, or that it was asked already (127).
+# A signal ends a `wait` early, and one that comes as the command ends makes bash forget how it ended: bwrap has it in
+# writing, unless it was killed itself.
 status=0
 while wait "$child" && status=0 || status=$?; kill -0 "$child" 2>/dev/null; do :; done
-last=0
-wait "$child" 2>/dev/null || last=$?
-[[ $last == 127 ]] || status=$last
 trap '' TERM
+[[ ! $(<ended) =~ '"exit-code": '([0-9]+) ]] || status=${BASH_REMATCH[1]}
 [[ -z ${server:-} ]] || kill -KILL "$server"
 exit "$status"

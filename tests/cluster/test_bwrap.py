@@ -1,10 +1,12 @@
 """`container: bwrap` on a real Slurm: a chain inside a squashfs, and nothing of it left, however it ended."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -151,10 +153,12 @@ class TestInside:
 
 
 class TestEnds:
+    SCRIPT = "trap 'echo told; exit 3' TERM; echo up; sleep 1000 & wait"
+
     @pytest.fixture
     def running(self, image: Path, root: Path) -> Iterator[subprocess.Popen[str]]:
-        script = "trap 'echo told; exit 3' TERM; echo up; sleep 1000 & wait"
-        with subprocess.Popen(enter(image, root, "bash", "-c", script), stdout=subprocess.PIPE, text=True) as process:
+        argv = enter(image, root, "bash", "-c", self.SCRIPT)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             yield process
@@ -175,6 +179,23 @@ class TestEnds:
         assert running.stdout is not None
         assert running.stdout.read() == "told\n"
         assert running.wait(20) == 3
+        wait_until_gone(image)
+
+    def test_a_signal_at_the_very_end_does_not_hide_how_it_ended(self, image: Path, root: Path) -> None:
+        """Bash's own `wait` says 255 in one of thirty such cases; four at a time, so that they come."""
+        argv = enter(image, root, "bash", "-c", self.SCRIPT)
+
+        def told(_: int) -> int:
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "up\n"
+                for pid in [process.pid, *descendants(process.pid)]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+                return process.wait(20)
+
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(told, range(60))) == {3}
         wait_until_gone(image)
 
 

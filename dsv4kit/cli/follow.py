@@ -25,7 +25,7 @@ def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
     try:
         while True:
             state = read_state(run, slurm)
-            for line in progress_lines(state, _phase(run, state), first):
+            for line in progress_lines(state, first):
                 if line not in seen:
                     seen.add(line)
                     print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
@@ -40,7 +40,7 @@ def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
     return _EXIT_STATUS.get(state.verdict, 1)
 
 
-def progress_lines(state: RunState, phase: str | None, first: int = 1) -> list[str]:
+def progress_lines(state: RunState, first: int = 1) -> list[str]:
     """Everything worth a line in the segments from `first` on; a caller prints those lines it has not printed yet."""
     lines = []
     for segment in state.segments:
@@ -49,12 +49,12 @@ def progress_lines(state: RunState, phase: str | None, first: int = 1) -> list[s
         if segment.state == "RUNNING" or segment.attempts:
             where = f" on {segment.reason}" if segment.state == "RUNNING" else ""
             lines.append(f"segment {segment.segment}: started{where}" if where else "")
-        if segment.state == "RUNNING" and phase:
+        if segment.phase:
             quiet = ""
-            if phase == START:
+            if segment.phase == START:
                 shows = hints.command("logs", RUN=state.run, FOLLOW=1)
                 quiet = f", which has nothing to say for some minutes (1 to 3 on the sandbox); `{shows}` shows its log"
-            lines.append(f"segment {segment.segment}: {phase}{quiet}")
+            lines.append(f"segment {segment.segment}: {segment.phase}{quiet}")
         if segment.end_step is not None:
             lines += _steps(state, segment)
             lines.append(
@@ -94,14 +94,3 @@ def _steps(state: RunState, segment: SegmentState) -> list[str]:
     steps = range(begin + 1, until + 1)
     measure, curve = state.measure
     return [f"step {step}/{state.total_steps}: {measure} {curve[step]:.3f}" for step in steps if step in curve]
-
-
-def _phase(run: RunDir, state: RunState) -> str | None:
-    """The phase the running segment is in."""
-    from dsv4kit.launch.state import attempts_of
-    from dsv4kit.node.files import read_json_lines
-
-    running = next((segment for segment in state.segments if segment.state == "RUNNING"), None)
-    attempts = attempts_of(run, running.segment) if running else []
-    marks = read_json_lines(attempts[-1] / "phases.jsonl") if attempts else []
-    return str(marks[-1]["phase"]) if marks else None

@@ -61,6 +61,10 @@ def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:
         f"{steps} of {segment.target_step}" if steps else "",
         "" if value is None else f"{value:.3f}",
         "" if segment.step_s is None else f"{segment.step_s:.1f}",
-        ", ".join(f"{phase} {seconds:.0f}" for phase, seconds in segment.seconds.items()),
+        ", ".join([f"{phase} {seconds:.0f}" for phase, seconds in segment.seconds.items()] + _now(segment)),
         segment.end or "",
     )
+
+
+def _now(segment: SegmentState) -> list[str]:
+    return [f"now {segment.phase} {segment.phase_s:.0f}"] if segment.phase else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ ENDED = (
 
 @dataclass(frozen=True)
 class SegmentState:
-    """One segment. Steps are absolute; `end_step` is what is saved; `seconds` tells where the time went, by phase."""
+    """One segment. Steps are absolute; `end_step` is what is saved; `seconds` tells where the time went, by phase.
+
+    `phase` and `phase_s` are what a running one does now, and for how long.
+    """
 
     segment: int
     job_id: str
@@ -50,6 +54,8 @@ class SegmentState:
     loss: float | None = None
     evidence: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    phase: str | None = None
+    phase_s: float | None = None
 
     @property
     def over(self) -> bool:
@@ -133,6 +139,8 @@ def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState
     done = outcome.load(latest / "outcome.json") if latest else None
     last = metrics.last_metrics(latest / "metrics.jsonl") if latest and (latest / "metrics.jsonl").is_file() else None
     state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
+    marks = _marks(latest) if latest else []
+    phase, since = marks[-1] if marks and state.state == "RUNNING" and not done else (None, 0.0)
     return SegmentState(
         segment=link.segment,
         job_id=link.job_id,
@@ -148,7 +156,9 @@ def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState
         end=done.end if done else None,
         loss=last.data.get(metrics.SFT_LOSS) if last else None,
         evidence=done.evidence if done else [],
-        seconds=_seconds(latest, done) if latest else {},
+        seconds=_seconds(marks, done),
+        phase=phase,
+        phase_s=round(max(0.0, time.time() - since), 1) if phase else None,
     )
 
 
@@ -158,13 +168,16 @@ def _remembered_state(done: Outcome | None) -> str:
     return "FAILED" if done.verdict == outcome.STOP else "COMPLETED"
 
 
-def _seconds(attempt: Path, done: Outcome | None) -> dict[str, float]:
-    """Seconds per phase of an attempt; the one still going on is left out."""
+def _marks(attempt: Path) -> list[tuple[str, float]]:
+    """The phases of an attempt and when each began."""
     marks = read_json_lines(attempt / "phases.jsonl")
     whole = [mark for mark in marks if isinstance(mark, dict) and isinstance(mark.get("time"), int | float)]
-    times = [(str(mark.get("phase")), float(mark["time"])) for mark in whole]
-    if done:
-        times.append(("over", done.ended))
+    return [(str(mark.get("phase")), float(mark["time"])) for mark in whole]
+
+
+def _seconds(marks: list[tuple[str, float]], done: Outcome | None) -> dict[str, float]:
+    """Seconds per phase of an attempt; the one still going on is left out."""
+    times = [*marks, ("over", done.ended)] if done else marks
     return {phase: round(until - since, 1) for (phase, since), (_, until) in itertools.pairwise(times)}
 
 

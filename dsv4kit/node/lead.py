@@ -127,7 +127,8 @@ class Lead:
         )
         outcome.save(result, self.attempt.segment_dir)
         outcome.announce(result, self.attempt.segment_dir)
-        print(f"segment {self.attempt.segment}: {evidence.end}, {verdict}: {reason}", flush=True)
+        read = outcome.load(self.attempt.dir / "outcome.json") or result  # as every reader has it: cancelled
+        print(f"segment {read.segment}: {read.end}, {read.verdict}: {read.reason}", flush=True)
 
 
 def _named(reports: list[preflight.NodeReport]) -> list[str]:

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from test_chain import Cluster, steps
 
+from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.node import ends
+from dsv4kit.node.phases import START
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -53,6 +55,15 @@ def test_processes_that_die_on_another_node_end_the_attempt_with_their_own_reaso
     assert outcome["evidence"][0].startswith("node")
     assert outcome["excluded_nodes"] == []
     assert steps(state) == [(0, 2)]
+
+
+def test_a_run_that_its_user_cancels_says_so_everywhere(cluster: Cluster) -> None:
+    run = submit(cluster, "unwanted", ("env.STAND_IN_STEP_S", "600"))
+    cluster.wait(run, lambda state: state.segments[0].phase == START)
+    assert cancel_run(run, cluster.slurm) == 3
+    state = cluster.wait(run, lambda state: state.over and state.segments[0].end is not None)
+    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
+    assert "segment 1: cancelled, stop: by the user, at step 0" in (run.segment(1) / "slurm.log").read_text()
 
 
 def test_a_setup_that_fails_on_a_node_is_that_nodes_fault(cluster: Cluster) -> None:

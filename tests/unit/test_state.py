@@ -76,6 +76,9 @@ def test_a_run_on_its_way(run: RunDir) -> None:
     assert (first.start_step, first.end_step, first.end) == (0, 4, "completed")
     assert first.seconds == {"bring-up": 7.0, "trainer start": 73.0, "steps": 10.0}
     assert (second.start_step, second.end_step, second.last_step) == (4, None, 6)
+    assert (second.phase, first.phase, third.phase) == ("steps", None, None)
+    assert second.phase_s is not None
+    assert "bring-up 7, trainer start 73, now steps " in table(state)
     assert (third.attempts, third.start_step) == (0, None)
 
 
@@ -112,7 +115,7 @@ def test_jobs_slurm_has_forgotten_are_told_from_what_they_left(run: RunDir) -> N
 def test_without_slurm_the_directory_still_tells_the_steps(run: RunDir) -> None:
     state = read_state(run, Unreachable())
     assert (state.verdict, state.reason, state.saved_step) == ("unknown", "Slurm is not reachable", 4)
-    assert progress_lines(state, None)[-1] == "waiting for Slurm to answer: Slurm is not reachable"
+    assert progress_lines(state)[-1] == "waiting for Slurm to answer: Slurm is not reachable"
 
 
 def test_the_table_and_the_json_say_the_same(run: RunDir) -> None:
@@ -126,7 +129,7 @@ def test_the_table_and_the_json_say_the_same(run: RunDir) -> None:
 
 def test_progress_is_told_once_per_change(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
-    lines = progress_lines(state, "steps")
+    lines = progress_lines(state)
     assert "step 4/12: reward 0.400" in lines
     assert "step 6/12: reward 0.600" in lines
     assert "segment 1: completed, steps 0 to 4 saved" in lines
@@ -136,14 +139,15 @@ def test_progress_is_told_once_per_change(run: RunDir) -> None:
 
 def test_a_run_that_goes_on_shows_only_its_new_segments(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
-    lines = progress_lines(state, "steps", first=2)
+    lines = progress_lines(state, first=2)
     assert not any("segment 1" in line or "step 4/12" in line for line in lines)
     assert "step 5/12: reward 0.500" in lines
 
 
 def test_the_quiet_phase_says_how_to_look_inside(run: RunDir) -> None:
+    append_json(run.segment(2) / "attempt-0" / "phases.jsonl", {"phase": "trainer start", "time": 95.0})
     state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
-    assert any("`dsv4kit logs --run first --follow`" in line for line in progress_lines(state, "trainer start"))
+    assert any("`dsv4kit logs --run first --follow`" in line for line in progress_lines(state))
 
 
 def test_the_last_line_of_a_run_that_stopped_names_what_comes_next(run: RunDir) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,8 +91,18 @@ class Engine:
 
     def config(self, image: str) -> ImageConfig:
         """The image's configuration."""
-        found = json.loads(self.run("image", "inspect", image).stdout)[0]
-        return config_of(found.get("Config") or {}, found["Architecture"])
+        return self._config_from(
+            ("image", "inspect", image), lambda found: config_of(found[0].get("Config") or {}, found[0]["Architecture"])
+        )
+
+    def _config_from(self, arguments: Sequence[str], read: Callable[[Any], ImageConfig]) -> ImageConfig:
+        said = self.run(*arguments).stdout
+        try:
+            return read(json.loads(said))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            shown = " ".join(said.split())[:80]
+            command = " ".join([self.program, *arguments])
+            raise UserError(f"`{command}` does not say how the image is configured: {shown!r}") from None
 
     @contextlib.contextmanager
     def files(self, image: str) -> Iterator[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,8 +104,10 @@ class Buildah(Engine):
             self.run("rm", name, check=False)
 
     def config(self, image: str) -> ImageConfig:
-        found = json.loads(self.run("inspect", "--type=image", image).stdout)["OCIv1"]
-        return config_of(found.get("config") or {}, found["architecture"])
+        return self._config_from(
+            ("inspect", "--type=image", image),
+            lambda found: config_of(found["OCIv1"].get("config") or {}, found["OCIv1"]["architecture"]),
+        )
 
     @contextlib.contextmanager
     def files(self, image: str) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from dsv4kit.plan.inputs import Question
 from dsv4kit.plan.rollout import RolloutMemory
 from dsv4kit.plan.segments import SegmentPlan
 from dsv4kit.plan.topology import slurm_segment
+from dsv4kit.plan.units import GB, GIB
 
 if TYPE_CHECKING:
     from dsv4kit.config.schema import Settings
@@ -80,6 +81,8 @@ def judge(
             f"host: {node.role} holds {node.physical_gb:.0f} of {node.limit_gb:.0f} GB ({node.used_share:.0%})",
         )
     )
+    if q.levers.object_store_gib * GIB / GB > node.limit_gb:
+        found.append(("no", f"host: ray.object_store_gib={q.levers.object_store_gib:g} is more than the node has"))
     full = node.physical_gb + node.object_store_gb
     if host_word(node, c) == "fit" and full > node.limit_gb:
         found.append(("tight", f"host: {full:.0f} GB if Ray's object store fills, of {node.limit_gb:.0f} GB"))

@@ -93,7 +93,9 @@ class Tree:
             self._compose([*self._choices, *(("++" if self._new(key) else "") + text for key, text in written)])
         except UserError:
             self._refuse_unknown(rest, sources or {})
+            self._refuse_single_values(rest, sources or {})
             raise
+        self._refuse_single_values(rest, sources or {})
         return self._rendered(written)
 
     def _rendered(self, written: list[tuple[str, str]]) -> list[str]:
@@ -140,6 +142,21 @@ class Tree:
                 raise UserError(
                     f"{sources.get(key, 'verl')}: verl's {self.config_name} has no key {key!r}{nearest(key, known)}"
                 ) from None
+
+    def _refuse_single_values(self, pairs: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Hydra lets a number take the place of a whole group of keys; verl then fails at the first that is missing."""
+        suspects = [key for key, value in pairs.items() if value is not None and not isinstance(value, Mapping)]
+        try:
+            known = self.keys() if suspects else {}
+        except UserError:
+            return
+        for key in suspects:
+            if isinstance(known.get(key), Mapping):
+                below = sorted(name for name in known if name.rpartition(".")[0] == key)[:4]
+                raise UserError(
+                    f"{sources.get(key, 'verl')}: {key}={pairs[key]!r}: verl has a group of keys there"
+                    f" ({', '.join([*below, '...'])}), which one value cannot replace"
+                )
 
     def keys(self) -> Mapping[str, Any]:
         """Every key of the tree with its default, groups included; the tree is that of the last group choices."""

@@ -160,6 +160,8 @@ def test_variables_of_make_become_options() -> None:
 
 
 def test_a_misspelt_variable_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown variable hw; allowed: .*\(did you mean 'HW'\?\)"):
+        variables.options_from_make("submit", {variables.NAMES: "hw"})
     with pytest.raises(UserError, match=r"unknown variable NODE; allowed: .*\(did you mean 'NODES'\?\)"):
         variables.options_from_make("submit", {variables.NAMES: "NODE"})
 

@@ -38,6 +38,12 @@ def test_a_group_choice_that_is_none_is_one_line() -> None:
         )
 
 
+@pytest.mark.parametrize("key", ["actor_rollout_ref.actor", "actor_rollout_ref.model.override_config"])
+def test_one_value_cannot_replace_a_group_of_keys(key: str) -> None:
+    with pytest.raises(UserError, match=rf"^VERL: {key}=5: verl has a group of keys there \("):
+        compose.Tree("ppo_trainer").render({"actor_rollout_ref.rollout.name": "vllm", key: 5}, {key: "VERL"})
+
+
 @pytest.mark.parametrize(
     ("name", "choices"),
     [

@@ -52,6 +52,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return made
 
 
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", "[{}]", "null", '[{"Architecture": "", "Config": 5}]'])
+def test_an_answer_that_is_no_description_of_an_image_is_one_line(
+    programs: Programs, tmp_path: Path, text: str
+) -> None:
+    for name, kind in {"docker": engines.Docker, "buildah": engines.Buildah}.items():
+        programs.add(name, f"cat <<'END'\n{text}\nEND")
+        with pytest.raises(UserError, match=rf"^`{name} .*inspect.* x` does not say how the image is configured: "):
+            kind(tmp_path).config("x")
+
+
 class TestChoice:
     def test_the_first_that_can_be_used(self, programs: Programs, tmp_path: Path) -> None:
         programs.add("docker", 'echo "Cannot connect to the Docker daemon" >&2; exit 1')

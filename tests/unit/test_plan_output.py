@@ -170,6 +170,12 @@ def test_an_object_store_of_rays_default_size_is_seen():
     assert any("object store at 32 GiB" in lever.change for lever in levers(shown))
 
 
+def test_an_object_store_larger_than_the_node_is_a_no():
+    verdict = plan(PRO_GB200._replace(levers=PRO_GB200.levers._replace(object_store_gib=4096))).verdict
+    assert verdict.verdict == "no"
+    assert "host: ray.object_store_gib=4096 is more than the node has" in verdict.reasons
+
+
 def test_search_proposes_legal_layouts_best_first():
     found = search(PRO_GB200, BUILT_IN)
     assert found[0].verdict == "fit"

@@ -72,7 +72,7 @@ def install() -> Path:
 
 def run(interpreter: Path, packages: Path, arguments: list[str]) -> int:
     """pytest on this directory, in that environment."""
-    environment = {**os.environ, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
     # No plugin of the session that starts us, no second run of the starter.
     environment.pop("VERL_USE_EXTERNAL_MODULES", None)
     command = [

@@ -6,16 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 HERE = Path(__file__).parent
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
-# A collector that looks less often: each of these processes imports thousands of modules.
-_WITHOUT_TRITON = (
-    f"import gc, sys; gc.set_threshold(50_000, 10, 10); sys.path.insert(0, {str(HERE)!r}); import conftest; "
-)
+_WITHOUT_TRITON = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; "
 _ENGINE = _WITHOUT_TRITON + (
     "import verl, json; "
     "heavy = [m for m in ('megatron.core', 'vllm', 'transformer_engine') if m in sys.modules]; "
@@ -25,13 +25,18 @@ _ENGINE = _WITHOUT_TRITON + (
 )
 
 
-def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "dsv4kit.plugin.dsv4", **environment}
-    return subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def python() -> Iterator[Run]:
+    with WarmPython(sys.executable) as warm:
+
+        def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+            return warm.run(code, env={"VERL_USE_EXTERNAL_MODULES": "dsv4kit.plugin.dsv4", **environment})
+
+        yield run
 
 
-def test_every_patch_is_decided_before_an_optimizer_can_be_built() -> None:
-    done = _python(_ENGINE)
+def test_every_patch_is_decided_before_an_optimizer_can_be_built(python: Run) -> None:
+    done = python(_ENGINE)
     assert done.returncode == 0, done.stderr[-2000:]
     heavy, rows = json.loads(done.stdout.splitlines()[-1])
     assert heavy == []
@@ -43,8 +48,8 @@ def test_every_patch_is_decided_before_an_optimizer_can_be_built() -> None:
     assert bound == "bound in megatron.core.optimizer.clip_grads"
 
 
-def test_the_switch_of_upstream_turns_a_and_b_off() -> None:
-    done = _python(_ENGINE, VERL_MEGATRON_OPTIMIZER_COMPAT="0", DSV4KIT_FIDELITY="0")
+def test_the_switch_of_upstream_turns_a_and_b_off(python: Run) -> None:
+    done = python(_ENGINE, VERL_MEGATRON_OPTIMIZER_COMPAT="0", DSV4KIT_FIDELITY="0")
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout.splitlines()[-1])[1]
     off = {row["patch"] for row in rows if row["state"] == "switched off"}
@@ -53,7 +58,7 @@ def test_the_switch_of_upstream_turns_a_and_b_off() -> None:
 
 
 @pytest.mark.parametrize("how", ["renamed", "removed"])
-def test_a_changed_megatron_stops_the_process(how: str) -> None:
+def test_a_changed_megatron_stops_the_process(python: Run, how: str) -> None:
     change = {
         "renamed": "import megatron.core.optimizer.clip_grads as c; del c.get_grad_norm_fp32; ",
         "removed": "sys.modules['megatron.core.optimizer.clip_grads_gone'] = None; ",
@@ -67,7 +72,7 @@ def test_a_changed_megatron_stops_the_process(how: str) -> None:
         code = _WITHOUT_TRITON + change + engine
     else:
         code = _WITHOUT_TRITON + "import dsv4kit.plugin.dsv4; " + rename + change + engine
-    done = _python(code)
+    done = python(code)
     assert done.returncode != 0
     assert "PatchError: dsv4kit: the patch 'gradient norm per dtype' does not fit" in done.stderr
     assert "VERL_MEGATRON_OPTIMIZER_COMPAT=0 switches it off" in done.stderr
@@ -78,7 +83,7 @@ def test_the_build_of_an_image_writes_down_what_every_patch_made_of_it(
 ) -> None:
     from dsv4kit.image import patches
 
-    (tmp_path / "sitecustomize.py").write_text(_WITHOUT_TRITON)
+    (tmp_path / "sitecustomize.py").write_text(f"import gc; gc.set_threshold(50_000); {_WITHOUT_TRITON}")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     rows = patches.outcomes()
     assert len(rows) == 15

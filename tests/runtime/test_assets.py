@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 from dsv4kit.sandbox.runtime import MAKE_ASSETS
 
@@ -37,15 +37,15 @@ print(json.dumps({
 
 
 def make(python: Path, out: Path) -> None:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run([python, MAKE_ASSETS, out], env=environment, capture_output=True, text=True, timeout=200)
+    ran = subprocess.run([python, MAKE_ASSETS, out], capture_output=True, text=True, timeout=200)
     assert ran.returncode == 0, ran.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")
-def assets(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets(warm: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("assets") / "first"
-    make(python, out)
+    ran = warm.run(MAKE_ASSETS, out)
+    assert ran.returncode == 0, ran.stderr[-2000:]
     return out
 
 
@@ -69,8 +69,9 @@ def test_what_is_there_is_left_alone(assets: Path, python: Path, tmp_path: Path)
     assert not any((tmp_path / "mine").iterdir())
 
 
-def test_contents_are_what_a_run_needs(assets: Path, python: Path) -> None:
-    ran = subprocess.run([python, "-c", READ, assets], capture_output=True, text=True, timeout=200, check=True)
+def test_contents_are_what_a_run_needs(assets: Path, warm: WarmPython) -> None:
+    ran = warm.run(READ, assets)
+    assert ran.returncode == 0, ran.stderr[-2000:]
     read = json.loads(ran.stdout)
     assert read["rows"] == {"train": 512, "test": 16, "sft": 256}
     assert set(read["train"]) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}

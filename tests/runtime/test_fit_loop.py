@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import WarmPython
 
 HERE = Path(__file__).resolve().parent
 
@@ -29,18 +28,16 @@ SEGMENTS = {
 
 
 @pytest.fixture(scope="module")
-def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def found(warm: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     run = tmp_path_factory.mktemp("loop")
     attempt = run / "segment" / "attempt-0"
     attempt.mkdir(parents=True)
-    environment = os.environ | {
+    environment = {
         "PYTHONPATH": str(HERE.parents[1]),
         "VERL_USE_EXTERNAL_MODULES": "dsv4kit.plugin.cpu_platform,dsv4kit.plugin.segment_stop",
         "DSV4KIT_ATTEMPT_DIR": str(attempt),
-        "OMP_NUM_THREADS": "1",
     }
-    command = [python, HERE / "fit_loop.py", run, json.dumps(list(SEGMENTS.values()))]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    ran = warm.run(HERE / "fit_loop.py", run, json.dumps(list(SEGMENTS.values())), env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return {name: json.loads((run / f"{number}.json").read_text()) for number, name in enumerate(SEGMENTS)}
 

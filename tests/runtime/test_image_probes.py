@@ -1,22 +1,20 @@
 """The checks at the end of an image's build, against the real verl."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import WarmPython
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(warm: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("probes")
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "DSV4KIT_CACHE": str(out / "cache")}
-    script = Path(__file__).with_name("probe_image.py")
-    ran = subprocess.run([python, script, out / "found.json"], env=environment, capture_output=True, text=True)
+    environment = {"PYTHONPATH": str(REPOSITORY), "DSV4KIT_CACHE": str(out / "cache")}
+    ran = warm.run(Path(__file__).with_name("probe_image.py"), out / "found.json", env=environment)
     assert ran.returncode == 0, ran.stderr[-3000:]
     answer: dict[str, Any] = json.loads((out / "found.json").read_text())
     return answer

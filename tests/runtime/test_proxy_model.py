@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from warm_python import WarmPython
 
 from dsv4kit.cli import main
 
@@ -39,10 +39,9 @@ print(json.dumps({
 """
 
 
-def test_transformers_reads_the_cut_checkpoint(python: Path, tmp_path: Path) -> None:
+def test_transformers_reads_the_cut_checkpoint(warm: WarmPython, tmp_path: Path) -> None:
     def run(script: str, *words: Path) -> str:
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run([python, "-c", script, *words], env=environment, capture_output=True, text=True)
+        ran = warm.run(script, *words)
         assert ran.returncode == 0, ran.stderr[-3000:]
         return ran.stdout
 

@@ -12,6 +12,7 @@ from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.node.files import write_json, write_text
+from dsv4kit.node.resume import REQUEST
 
 
 class JobsLeftError(UserError):
@@ -42,7 +43,7 @@ def submit_segments(
             prepared = executor(segment, after)
             write_text(run.segment(segment) / "segment.sbatch", prepared.script_text())
             if request and not links:
-                write_json(run.segment(segment) / "request.json", request)
+                write_json(run.segment(segment) / REQUEST, request)
             job = prepared.submit(run_segment, str(run.path), segment)
             after = str(job.job_id)
             links.append(ChainLink(segment, after))

@@ -16,6 +16,7 @@ from dsv4kit.launch.slurm import JobState, Slurm
 from dsv4kit.node import outcome
 from dsv4kit.node.files import read_json, read_json_lines
 from dsv4kit.node.outcome import Outcome
+from dsv4kit.node.resume import REQUEST
 from dsv4kit.trainer import metrics, tracker
 
 _ATTEMPT = re.compile(r"attempt-\d+")
@@ -110,7 +111,10 @@ def read_state(run: RunDir, slurm: Slurm) -> RunState:
     rewards, losses = _curve(run, metrics.REWARD), _curve(run, metrics.SFT_LOSS)
     # The last segment has been marked, and the marks are made before the jobs are cancelled.
     cancelled = bool(chain) and (run.segment(chain[-1].segment) / outcome.CANCEL_MARK).exists()
-    verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"], cancelled)
+    # A segment that has not begun may be one that goes back to an older step: what is saved is then not the end.
+    waiting = (segment for segment in segments if not segment.over and not segment.attempts)
+    goes_back = any((run.segment(segment.segment) / REQUEST).exists() for segment in waiting)
+    verdict, reason = _verdict(segments, outcome.history(run.path), saved, spec["total_steps"], cancelled, goes_back)
     return RunState(
         run=run.name,
         directory=str(run.path),
@@ -191,10 +195,10 @@ def _curve(run: RunDir, name: str) -> dict[int, float]:
 
 
 def _verdict(
-    segments: list[SegmentState], past: list[Outcome], saved: int, total: int, cancelled: bool
+    segments: list[SegmentState], past: list[Outcome], saved: int, total: int, cancelled: bool, goes_back: bool
 ) -> tuple[str, str]:
     live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
-    if saved >= total and not any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
+    if saved >= total and not goes_back and not any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
         return "finished", f"all {total} steps are saved"
     if any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
         return "running", ""

@@ -14,6 +14,9 @@ from dsv4kit.trainer.checkpoint_repair import prepare_resume
 from dsv4kit.trainer.checkpoints import CheckpointError
 from dsv4kit.trainer.tracker import read_tracker
 
+# In the directory of a segment: what its user asked of it, to go back to an older step or to start over.
+REQUEST = "request.json"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -32,7 +35,7 @@ class Plan:
 def plan(spec: NodeSpec, attempt: Attempt) -> Plan:
     """Looks at the checkpoints, repairs what can be repaired, and fixes the steps of this attempt."""
     close_lost_attempts(spec, attempt)
-    request = read_json(attempt.segment_dir / "request.json") or {}
+    request = read_json(attempt.segment_dir / REQUEST) or {}
     asked = request if attempt.number == 0 else {}  # a restart of the segment goes on from where the first attempt got
     high_water = max((past.reached for past in outcome.history(attempt.run_dir)), default=0)
     try:

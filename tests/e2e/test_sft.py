@@ -69,7 +69,7 @@ def test_the_weights_are_those_of_an_uninterrupted_run(kit: Kit, again: str) -> 
 
     run = kit.runs / "sft"
     python = yaml.safe_load((run / "run.yaml").read_text())["python"]
-    sides = [run / "quarantine" / "global_step_6", run / "checkpoints" / "global_step_6"]
+    sides = [run / "quarantine" / "global_step_6.1", run / "checkpoints" / "global_step_6"]
     done = subprocess.run([python, HERE / "compare_checkpoints.py", *sides, "2"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     difference = json.loads(done.stdout)

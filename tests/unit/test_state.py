@@ -93,6 +93,16 @@ def test_all_steps_saved_is_finished(run: RunDir) -> None:
     assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="COMPLETED")).verdict == "finished"
 
 
+def test_a_finished_run_that_is_to_go_back_is_not_finished(run: RunDir) -> None:
+    write_text(run.path / "checkpoints" / "latest_checkpointed_iteration.txt", "12")
+    queue = Queue(j11="COMPLETED", j12="COMPLETED", j13="PENDING")
+    assert read_state(run, queue).verdict == "finished"
+    write_json(run.segment(3) / "request.json", {"from_step": 4, "allow_restart": False})
+    state = read_state(run, queue)
+    assert (state.verdict, state.over) == ("waiting", False)
+    assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="CANCELLED")).verdict == "finished"
+
+
 def test_a_chain_used_up_is_incomplete_and_says_what_to_do(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="FAILED"))
     assert state.verdict == "incomplete"

@@ -6,7 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 KIT := $(VENV)/bin/dsv4kit
-PYTEST := $(VENV)/bin/python -m pytest
+# Where the environment forbids bytecode, a hundred short-lived processes of the tests compile the kit anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(VENV)/bin/python -m pytest
 
 # The variables of this command line go to the kit as they were typed: $(value) keeps make from expanding them, and
 # unexport keeps make from expanding them into the environment. The kit knows which ones a verb takes.

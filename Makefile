@@ -1,7 +1,8 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
+.PHONY: $(TARGETS)
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
 # The kit knows what its verbs take; the other targets take these.
 KIT_TARGETS := submit plan doctor status logs resume cancel image
-OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(or $(MAKECMDGOALS),help))
+OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
 OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime,$(OWN_TARGETS)), TORCH_INDEX)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
 $(if $(and $(OWN_TARGETS),$(UNKNOWN)),$(error make $(firstword $(OWN_TARGETS)): unknown variable $(firstword $(UNKNOWN)); allowed: $(OWN_VARIABLES)))
@@ -66,7 +67,7 @@ runtime: setup  ## install what HW=cpu trains with: torch, vLLM, verl, Ray (abou
 	@TORCH_INDEX="$${DSV4KIT_MAKE_TORCH_INDEX:-$$TORCH_INDEX}" $(VENV)/bin/python -c 'from dsv4kit.sandbox.runtime import runtime_python; runtime_python()'
 
 # Two files at a time, in the order of pyproject.toml: much of a cluster's time is waiting, and two is what 16 GB hold.
-test: setup-dev runtime  ## every test, quick ones first (about 15 minutes on two cores)
+test: setup-dev runtime  ## every test, quick ones first (under 15 minutes on two cores, once all is installed)
 	@$(PYTEST) --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test-unit: setup-dev  ## pure logic, seconds

@@ -76,8 +76,12 @@ def summary(state: RunState) -> str:
     gain = ""
     if values:
         first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
-        gain = f"; mean {measure} {first:.3f} in the first steps, {last:.3f} in the last"
+        gain = f"; mean {measure} {first:.3f} in the first {_count(quarter)}, {last:.3f} in the last {_count(quarter)}"
     return f"run {state.run}: {state.verdict}, {state.reason}{gain}" + "".join(f"\n{line}" for line in what_next(state))
+
+
+def _count(steps: int) -> str:
+    return "step" if steps == 1 else f"{steps} steps"
 
 
 def what_next(state: RunState) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dsv4kit.launch.run_dir import RunDir
 
 _POLL_S = 0.5
+_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"segment {number} of {run_dir.name} has not started, there is no log yet")
         print(f"# {log}")
         with log.open("rb") as file:
-            sys.stdout.flush()
-            shutil.copyfileobj(file, sys.stdout.buffer)
+            _show(file)
         return 0
     shown: dict[Path, int] = {}
     while True:
@@ -51,12 +52,21 @@ def run(args: argparse.Namespace) -> int:
                 print(f"# {log}", flush=True)
             with log.open("rb") as file:
                 file.seek(shown.get(log, 0))
-                shutil.copyfileobj(file, sys.stdout.buffer)
+                _show(file)
                 shown[log] = file.tell()
-            sys.stdout.flush()
         if over:
             return 0
         time.sleep(_POLL_S)
+
+
+def _show(log: BinaryIO) -> None:
+    """The rest of the log; its colours are for terminals."""
+    sys.stdout.flush()
+    if sys.stdout.isatty():
+        shutil.copyfileobj(log, sys.stdout.buffer)
+    else:
+        sys.stdout.buffer.writelines(_COLOUR.sub(b"", line) for line in log)
+    sys.stdout.flush()
 
 
 def find_log(run: RunDir, segment: int) -> Path | None:

@@ -182,7 +182,8 @@ def _selection(args: argparse.Namespace) -> dict[str, str]:
     from dsv4kit.config.loading import hardware_defaults, names
 
     if not args.hw:
-        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: make submit HW=cpu")
+        instance = hints.command(args.verb, HW="cpu")
+        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: {instance}")
     defaults = hardware_defaults(args.hw)
     chosen = {"hw": args.hw}
     for variable in SELECTION[1:]:

@@ -114,7 +114,7 @@ def options_from_make(verb: str, environ: Mapping[str, str]) -> list[str]:
         if name not in known:
             allowed = ", ".join(known) or "none"
             target = verb.partition(" ")[0]
-            raise UserError(f"make {target}: unknown variable {name}; allowed: {allowed}{nearest(name.upper(), known)}")
+            raise UserError(f"make {target}: unknown variable {name}{nearest(name.upper(), known)}; allowed: {allowed}")
         variable, value = known[name], environ.get(VALUE + name, "")
         if variable.flag:
             options.append(variable.option if is_true(value, name) else variable.option.replace("--", "--no-", 1))

@@ -290,6 +290,8 @@ def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> N
     if not os.access(path, os.R_OK):
         problem = "cannot be read" if os.path.exists(path) else "does not exist"
         raise UserError(f"{source}: {path!r} {problem}")
+    if key == "model.path" and not os.path.isfile(os.path.join(path, "config.json")):
+        raise UserError(f"{source}: {path!r} is no model in Hugging Face form, which has a config.json")
 
 
 def _commit() -> str:

@@ -2,8 +2,8 @@
 
 Where the keys and defaults of the tree are enough to say yes, they come from `composed`, without Hydra.
 
-What this catches: unknown keys, keys of the wrong group, interpolations that do not resolve, mandatory values left out.
-What only verl's dataclasses catch: wrong types and enum values.
+What this catches: unknown keys, keys of the wrong group, interpolations that do not resolve, mandatory values left out,
+a text where the default is a number. What only verl's dataclasses catch: enum values, types where the default is null.
 
 Keys of the tree are written `key=value`, so that Hydra itself refuses a misspelt one; below the dictionaries verl hands
 on to somebody else, `++key=value`, which sets and adds alike. Group choices (`model_engine=megatron`) come first.
@@ -93,9 +93,9 @@ class Tree:
             self._compose([*self._choices, *(("++" if self._new(key) else "") + text for key, text in written)])
         except UserError:
             self._refuse_unknown(rest, sources or {})
-            self._refuse_single_values(rest, sources or {})
+            self._refuse_misplaced(rest, sources or {})
             raise
-        self._refuse_single_values(rest, sources or {})
+        self._refuse_misplaced(rest, sources or {})
         return self._rendered(written)
 
     def _rendered(self, written: list[tuple[str, str]]) -> list[str]:
@@ -143,18 +143,23 @@ class Tree:
                     f"{sources.get(key, 'verl')}: verl's {self.config_name} has no key {key!r}{nearest(key, known)}"
                 ) from None
 
-    def _refuse_single_values(self, pairs: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-        """Hydra lets a number take the place of a whole group of keys; verl then fails at the first that is missing."""
+    def _refuse_misplaced(self, pairs: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        """Hydra lets one value take the place of a whole group of keys, and a text that of a number; verl then fails
+        when the nodes are up."""
         suspects = [key for key, value in pairs.items() if value is not None and not isinstance(value, Mapping)]
         try:
             known = self.keys() if suspects else {}
         except UserError:
             return
         for key in suspects:
-            if isinstance(known.get(key), Mapping):
+            default, value = known.get(key), pairs[key]
+            if isinstance(default, bool | int | float) and isinstance(value, str) and "$" not in value:
+                wanted = "true or false" if isinstance(default, bool) else "a number"
+                raise UserError(f"{sources.get(key, 'verl')}: {key}={value!r}: verl takes {wanted}, as {default!r}")
+            if isinstance(default, Mapping):
                 below = sorted(name for name in known if name.rpartition(".")[0] == key)[:4]
                 raise UserError(
-                    f"{sources.get(key, 'verl')}: {key}={pairs[key]!r}: verl has a group of keys there"
+                    f"{sources.get(key, 'verl')}: {key}={value!r}: verl has a group of keys there"
                     f" ({', '.join([*below, '...'])}), which one value cannot replace"
                 )
 

@@ -33,12 +33,14 @@ class Composed(NamedTuple):
     """One composed tree: dotted keys of its values and of its tables, and which values are mandatory and not given.
 
     `embedded`: names that stand in interpolations within a longer text, where only a scalar can be put.
+    `numbers`: values that are a number, or yes or no, where a text is a mistake.
     """
 
     values: frozenset[str]
     tables: frozenset[str]
     missing: frozenset[str]
     embedded: frozenset[str]
+    numbers: frozenset[str]
 
     def accepts(self, pairs: Mapping[str, Any], is_added: Callable[[str], bool], optional: Collection[str]) -> bool:
         """Whether Hydra surely composes and resolves the tree with `pairs`; False where it has to be asked.
@@ -53,6 +55,8 @@ class Composed(NamedTuple):
         if not _PLAIN_KEY.fullmatch(key) or not _is_plain(value):
             return False
         if isinstance(value, list) and key.rpartition(".")[2] in self.embedded:
+            return False
+        if isinstance(value, str) and key in self.numbers:
             return False
         if key in self.values:
             return True
@@ -86,7 +90,8 @@ def of(tree: Mapping[str, Any], resolved: Mapping[str, Any]) -> Composed:
         if isinstance(value, str) and "${" in value and not _WHOLE_REFERENCE.fullmatch(value):
             embedded |= {name.rpartition(".")[2] for name in _REFERENCE.findall(value)}
     missing = {key for key, value in leaves(resolved) if value == MISSING}
-    return Composed(frozenset(values), frozenset(tables), frozenset(missing), frozenset(embedded))
+    numbers = {key for key, value in leaves(tree) if isinstance(value, bool | int | float)}
+    return Composed(*map(frozenset, (values, tables, missing, embedded, numbers)))
 
 
 def path_of(config_dir: Path, config_name: str, choices: Collection[str]) -> Path:

@@ -160,9 +160,9 @@ def test_variables_of_make_become_options() -> None:
 
 
 def test_a_misspelt_variable_names_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"unknown variable hw; allowed: .*\(did you mean 'HW'\?\)"):
+    with pytest.raises(UserError, match=r"unknown variable hw \(did you mean 'HW'\?\); allowed: HW, "):
         variables.options_from_make("submit", {variables.NAMES: "hw"})
-    with pytest.raises(UserError, match=r"unknown variable NODE; allowed: .*\(did you mean 'NODES'\?\)"):
+    with pytest.raises(UserError, match=r"unknown variable NODE \(did you mean 'NODES'\?\); "):
         variables.options_from_make("submit", {variables.NAMES: "NODE"})
 
 
@@ -239,6 +239,7 @@ def test_make_names_every_variable_it_was_given(handed_over: Callable[..., dict[
         (["FOO=1"], "make help: unknown variable FOO"),
         (["runtime", "TORCH=1"], "unknown variable TORCH; allowed: PYTHON TORCH_INDEX."),
         (["lint", "TORCH_INDEX=1"], "make lint: unknown variable TORCH_INDEX; allowed: PYTHON."),
+        (["sumbit", "HW=cpu"], "No rule to make target 'sumbit'"),
     ],
 )
 def test_make_without_the_kit_takes_no_unknown_variables_either(

@@ -38,6 +38,20 @@ def test_a_group_choice_that_is_none_is_one_line() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("actor_rollout_ref.actor.optim.lr", "abc", "a number, as 1e-06"),
+        ("data.train_batch_size", "", "a number, as 1024"),
+        ("trainer.val_before_train", "perhaps", "true or false, as True"),
+    ],
+)
+def test_a_text_where_verl_takes_a_number_is_refused(key: str, value: str, wanted: str) -> None:
+    with pytest.raises(UserError) as refused:
+        compose.Tree("ppo_trainer").render({"actor_rollout_ref.rollout.name": "vllm", key: value}, {key: "VERL"})
+    assert str(refused.value) == f"VERL: {key}={value!r}: verl takes {wanted}"
+
+
 @pytest.mark.parametrize("key", ["actor_rollout_ref.actor", "actor_rollout_ref.model.override_config"])
 def test_one_value_cannot_replace_a_group_of_keys(key: str) -> None:
     with pytest.raises(UserError, match=rf"^VERL: {key}=5: verl has a group of keys there \("):

@@ -83,6 +83,7 @@ def test_a_profile_needs_hydra_once_only(asked: list[list[str]], cache: Path) ->
         ({"trainer.nnodes.x": 1}, True),
         ({"trainer": 1}, True),
         ({"trainer": {"nnodes": 1}}, True),
+        ({"trainer.nnodes": "many"}, True),
         ({"trainer": {"nodez": 1}}, True),
         ({"nothing": 1}, True),
         ({"trainer.project_name": "???"}, True),
@@ -118,7 +119,7 @@ def test_hydra_agrees_on_every_value_there_is(value: object) -> None:
     known = composed.load(composed.path_of(compose._config_dir(), "ppo_trainer", PPO))
     assert known is not None
     pairs = {key: value for key in known.values if known._takes(key, value, {}, False)}
-    assert len(pairs) > 0.9 * len(known.values)
+    assert len(pairs) > 0.9 * len(known.values - (known.numbers if isinstance(value, str) else set()))
     tree = compose.Tree("ppo_trainer")
     tree._choices = PPO
     tree._compose([*PPO, *(f"{key}={compose._quoted(key, value, {})}" for key in pairs)])
@@ -147,9 +148,7 @@ def test_another_file_makes_another_tree(own: Path, asked: list[list[str]]) -> N
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
     tree = {"a": {"b": 1, "c": "x/${.b}"}, "d": {}, "e": "???"}
     made = composed.of(tree, {**tree, "a": {"b": 1, "c": "x/1"}})
-    assert made == composed.Composed(
-        frozenset({"a.b", "a.c", "e"}), frozenset({"a", "d"}), frozenset({"e"}), frozenset({"x", "b"})
-    )
+    assert made == composed.Composed(*map(frozenset, ({"a.b", "a.c", "e"}, {"a", "d"}, {"e"}, {"x", "b"}, {"a.b"})))
     composed.store(tmp_path / "deep" / "x.json", made)
     assert composed.load(tmp_path / "deep" / "x.json") == made
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["x.json"]

@@ -144,7 +144,7 @@ def test_progress_is_told_once_per_change(run: RunDir) -> None:
     assert "step 6/12: reward 0.600" in lines
     assert "segment 1: completed, steps 0 to 4 saved" in lines
     assert lines.index("step 4/12: reward 0.400") < lines.index("step 5/12: reward 0.500")
-    assert "mean reward 0.100 in the first steps, 0.600 in the last" in summary(state)
+    assert "mean reward 0.100 in the first step, 0.600 in the last step" in summary(state)
 
 
 def test_a_run_that_goes_on_shows_only_its_new_segments(run: RunDir) -> None:

@@ -169,6 +169,13 @@ def test_cancel_ends_what_is_in_the_queue_whatever_the_files_say(cluster: Cluste
     assert say("cancel", "first") == "0 run first: there is nothing left to cancel\n"
 
 
+def test_logs_have_colours_on_a_terminal_only(cluster: Cluster, say: Callable[..., str]) -> None:
+    log = cluster.run.segment(1) / "attempt-0" / "driver.log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"\x1b[36m(WorkerDict pid=7)\x1b[0m loss 1.0\r\nend")
+    assert say("logs", "first") == f"0 # {log}\n(WorkerDict pid=7) loss 1.0\r\nend"
+
+
 def test_a_cancelled_run_says_so_and_not_that_it_failed(cluster: Cluster, say: Callable[..., str]) -> None:
     write_json(cluster.run.segment(1) / "attempt-0" / "plan.json", {"start": 0, "target": 4})
     say("cancel", "first")

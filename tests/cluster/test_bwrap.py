@@ -76,7 +76,9 @@ def said(argv: list[str], **env: str) -> str:
 
 def left(image: Path) -> list[str]:
     """What is still mounted, attached or running of an image."""
-    mounted = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if "dsv4kit" in line]
+    # By source: an image that is being built meanwhile is mounted as well, somewhere below the kit's cache.
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    mounted = [line for line in mounts if line.partition(" - ")[2].split()[1] in ("dsv4kit", str(image))]
     loops = subprocess.run(["losetup", "--all"], capture_output=True, text=True).stdout.splitlines()
     running = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):

@@ -99,7 +99,7 @@ class Node:
 
 def view(init: Process, path: str | Path = "/") -> Path:
     """A path of the node as seen from the host."""
-    return Path(f"/proc/{init.pid}/root/{str(path).lstrip('/')}")
+    return Path("/proc", str(init.pid), "root", str(path).lstrip("/"))
 
 
 def same_directory(first: Path, second: Path) -> bool:

@@ -91,7 +91,7 @@ def test_the_hash_does_not_follow_how_it_is_built(tmp_path: Path) -> None:
         ({"VERL_SHA": SHA.upper().replace("1", "A")}, "not a full commit sha"),
         ({"MAX_JOBS": "all"}, r"MAX_JOBS='all': a number from 1 to 9999"),
         ({"BASE_IMAG": BASE}, r"BASE_IMAG: no build variable of stack pro-grpo; allowed: .*did you mean 'BASE_IMAGE'"),
-        ({"TORCH_INDEX": "https://me:secret@wheels.example/simple"}, "TORCH_INDEX: an address without a user's name"),
+        ({"TORCH_INDEX": "https://me:secret@host.invalid/simple"}, "TORCH_INDEX: an address without a user's name"),
         ({"STACK": "cpu"}, r"STACK='cpu': no stack of that name for HW=h100"),
         ({"STACK": "flash-sft"}, r"VERL_SHA: no build variable of stack flash-sft"),
     ],

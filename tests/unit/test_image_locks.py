@@ -90,7 +90,7 @@ def test_a_lock_without_hashes_versions_or_with_an_address_is_refused(tmp_path: 
     assert locks.problems(good) == []
     assert locks.problems("torch==2.13.0\n") == ["torch: no hash"]
     assert locks.problems(good.replace("==", ">=")) == ["torch: no exact version"]
-    assert "an address" in locks.problems(f"--index-url https://wheels.example\n{good}")[0]
+    assert "an address" in locks.problems(f"--index-url https://host.invalid\n{good}")[0]
 
 
 def test_a_resolver_without_a_solution_is_one_line_and_the_lock_stays(

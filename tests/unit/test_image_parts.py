@@ -192,7 +192,7 @@ class TestProgress:
 class TestHost:
     LISTING = (
         ":env:.cert='/of/env.crt'\n:env:.default-timeout='180'\nglobal.cert='/of/file.crt'\n"
-        "global.index-url='https://me:secret@wheels.example/simple'\ninstall.no-binary='x'\n"
+        "global.index-url='https://me:secret@host.invalid/simple'\ninstall.no-binary='x'\n"
         "global.extra-index-url='file:///a b'\n"
     )
 
@@ -200,7 +200,7 @@ class TestHost:
         assert host_settings.pip_settings(self.LISTING) == {
             "cert": "/of/env.crt",
             "timeout": "180",
-            "index-url": "https://me:secret@wheels.example/simple",
+            "index-url": "https://me:secret@host.invalid/simple",
             "extra-index-url": "file:///a b",
         }
 
@@ -217,7 +217,7 @@ class TestHost:
     def test_certificates_and_an_index_with_a_password(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         authority = tmp_path / "ca.crt"
         authority.write_text("x")
-        settings = {"index-url": "https://me:secret@wheels.example/simple"}
+        settings = {"index-url": "https://me:secret@host.invalid/simple"}
         monkeypatch.setattr(host_settings, "pip_settings", lambda: dict(settings))
         mounts = host_settings.mounts(tmp_path / "h", {"SSL_CERT_FILE": str(authority)})
         assert [mount.split(":")[1] for mount in mounts] == ["/run/dsv4kit-ca.crt", "/etc/gitconfig", "/etc/pip.conf"]
@@ -229,7 +229,7 @@ class TestHost:
             capture_output=True,
             text=True,
         )
-        assert "index-url='https://me:secret@wheels.example/simple'" in shown.stdout
+        assert "index-url='https://me:secret@host.invalid/simple'" in shown.stdout
         assert "cert='/run/dsv4kit-ca.crt'" in shown.stdout
 
     def test_a_machine_without_such_settings_shows_nothing(

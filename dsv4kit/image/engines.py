@@ -150,7 +150,7 @@ def _buildah_options(build: Build) -> list[str]:
     # chroot: needs no cgroups and no runtime, so it works in virtual machines and containers; a build needs no more
     # isolation. docker: the format that keeps SHELL and HEALTHCHECK.
     # force-rm: of a build that fails no container is left.
-    options = ["--format=docker", "--isolation=chroot", "--pull=false", "--force-rm"]
+    options = ["--format=docker", "--isolation=chroot", "--pull=missing", "--force-rm"]
     options += [f"--volume={mount}" for mount in build.mounts]
     if build.architecture != os.uname().machine:
         options.append(f"--platform=linux/{PLATFORMS[build.architecture]}")

@@ -1,4 +1,4 @@
-"""Segments into the queue, each waiting for the one before to end, however it ends (`afterany`)."""
+"""Segments into the queue, each waiting for the one before to end, however it ends (`singleton,afterany`)."""
 
 from __future__ import annotations
 

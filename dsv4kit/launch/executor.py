@@ -39,9 +39,13 @@ class SegmentExecutor(submitit.SlurmExecutor):
         return self._make_submission_file_text(self._submitit_command_str, "")
 
     def sbatch_command(self, script: str) -> list[str]:
-        """The argv that submits it. `env -i` keeps the user's shell, and what secrets it holds, out of the job."""
-        dependency = [f"--dependency=afterany:{self._after}"] if self._after else []
-        return ["env", "-i", *(f"{key}={value}" for key, value in self._env.items()), "sbatch", *dependency, script]
+        """The argv that submits it. `env -i` keeps the user's shell, and what secrets it holds, out of the job.
+
+        `afterany` keeps the order of the chain. It is fulfilled at once for a job that was cancelled while it waited, so
+        `singleton` (one job of this name, which only the run has, at a time) keeps two segments from training at once.
+        """
+        dependency = "--dependency=" + ",".join(["singleton", *([f"afterany:{self._after}"] if self._after else [])])
+        return ["env", "-i", *(f"{key}={value}" for key, value in self._env.items()), "sbatch", dependency, script]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.render(command)

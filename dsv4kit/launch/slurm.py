@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,11 @@ from dsv4kit.errors import UserError
 
 # What a job needs of the submitting shell. The rest stays there: it may hold secrets, or steer srun and Python.
 _CARRIED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "TZ", "USER")
+# What reaches Slurm's clients of Slurm's own variables: where the cluster is and who asks. All others are options (the
+# "INPUT ENVIRONMENT VARIABLES" of the man pages) and would filter or rewrite the answers: with SQUEUE_PARTITION set, a
+# running segment cannot be seen.
+_CLIENT_OPTION = re.compile(r"(SLURM|SQUEUE|SCANCEL|SINFO|SBATCH|SALLOC|SRUN|SACCT|SACCTMGR|SCONTROL)_")
+_CLUSTER = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class Slurm:
     """
 
     def __init__(self, env: Mapping[str, str] | None = None, down: str | None = None) -> None:
-        self._env = {**os.environ, **(env or {})}
+        known = {**os.environ, **(env or {})}
+        self._env = {key: known[key] for key in known if key in _CLUSTER or not _CLIENT_OPTION.match(key)}
         self._down = down
 
     @property

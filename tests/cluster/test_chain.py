@@ -76,8 +76,12 @@ class Cluster:
         return state
 
     def nodes_of(self, job_id: str) -> str:
-        shown = self.slurm.run("scontrol", "show", "job", "-o", job_id)
-        return next(word.partition("=")[2] for word in shown.split() if word.startswith("NodeList="))
+        return self.shown(job_id, "NodeList")
+
+    def shown(self, job_id: str, key: str) -> str:
+        """What Slurm shows of a job under a key: `StartTime`, `NodeList`."""
+        words = self.slurm.run("scontrol", "show", "job", "-o", job_id).split()
+        return next(word.partition("=")[2] for word in words if word.startswith(f"{key}="))
 
     def _skip_requeue_hold(self) -> None:
         """Slurm holds a requeued job for two minutes; a test need not."""

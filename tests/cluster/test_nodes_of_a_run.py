@@ -62,6 +62,18 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
         cluster.sandbox.start_node(node)
 
 
+def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_the_running_one(
+    cluster: Cluster,
+) -> None:
+    run = cluster.submit_sft("middle", ("env.STAND_IN_STEP_S", "1"))
+    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
+    cluster.slurm.cancel([state.segments[1].job_id])
+    state = cluster.wait(run)
+    assert [steps(state)[0], steps(state)[2]] == [(0, 2), (2, 4)]
+    first, last = state.segments[0].job_id, state.segments[2].job_id
+    assert cluster.shown(last, "StartTime") >= cluster.shown(first, "EndTime")
+
+
 def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
     run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
     state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)

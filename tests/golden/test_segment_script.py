@@ -45,9 +45,11 @@ def test_a_site_with_everything_set(golden: Callable[[str, str], None]) -> None:
     golden("segment-full.sbatch", full.render("python -m payload"))
 
 
-def test_the_chain_waits_with_afterany_and_starts_from_a_clean_environment() -> None:
-    command = executor(Path("/r"), after="41").sbatch_command("/r/script")
-    assert command == ["env", "-i", "PATH=/usr/bin", "sbatch", "--dependency=afterany:41", "/r/script"]
+def test_one_segment_at_a_time_in_the_order_of_the_chain_and_from_a_clean_environment() -> None:
+    clean = ["env", "-i", "PATH=/usr/bin", "sbatch"]
+    assert executor(Path("/r")).sbatch_command("/r/script") == [*clean, "--dependency=singleton", "/r/script"]
+    later = executor(Path("/r"), after="41").sbatch_command("/r/script")
+    assert later == [*clean, "--dependency=singleton,afterany:41", "/r/script"]
 
 
 @pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch"])

@@ -94,7 +94,7 @@ class TestChoice:
         ("docker", "docker build --progress=plain --platform=linux/arm64"),
         (
             "podman",
-            "podman build --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro"
+            "podman build --format=docker --isolation=chroot --pull=missing --force-rm --volume=/c:/d:ro"
             " --platform=linux/arm64",
         ),
         (

@@ -71,7 +71,20 @@ def test_the_chain_is_submitted_and_recorded(cluster: Cluster) -> None:
     cluster.submit()
     assert cluster.jobs == ["1", "2", "3"]
     assert [(link.segment, link.job_id) for link in cluster.run.chain()] == [(1, "1"), (2, "2"), (3, "3")]
-    assert "--dependency=afterany:2" in (cluster.root / "calls").read_text()
+    assert "--dependency=singleton,afterany:2" in (cluster.root / "calls").read_text()
+
+
+def test_options_for_slurms_clients_in_the_callers_shell_reach_no_client(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one of these, squeue hides the running segment and scancel cancels nothing and says nothing."""
+    for name in ("SQUEUE_PARTITION", "SCANCEL_STATE", "SINFO_FORMAT", "SBATCH_QOS", "SLURM_TIME_FORMAT", "SRUN_DEBUG"):
+        monkeypatch.setenv(name, "else")
+    monkeypatch.setenv("SLURM_JWT", "a token")
+    slurm = Slurm({"SLURM_CONF": "/etc/slurm/slurm.conf"})
+    seen = slurm.run("env").splitlines()
+    assert [line for line in seen if line.endswith("=else")] == []
+    assert {"SLURM_JWT=a token", "SLURM_CONF=/etc/slurm/slurm.conf"} <= set(seen)
 
 
 def test_when_sbatch_refuses_one_the_others_are_cancelled_and_nothing_is_left(cluster: Cluster) -> None:

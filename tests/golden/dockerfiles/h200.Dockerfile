@@ -100,8 +100,6 @@ RUN set -eu; \
 
 # Everything that trains.
 FROM packages AS trainer
-ENV CUDNN_PATH=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn \
-    CUDNN_HOME=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn
 COPY --from=kernels /wheels /src/wheels
 COPY --from=kernels /src/shas /opt/dsv4kit/shas
 RUN set -eu; \

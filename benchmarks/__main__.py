@@ -17,7 +17,7 @@ from dsv4kit.image import render as dockerfiles
 from dsv4kit.image import stack
 from dsv4kit.launch.render import SegmentScript, environment
 from dsv4kit.launch.run_dir import RunDir
-from dsv4kit.trainer import compose, overrides
+from dsv4kit.verl_keys import compose, overrides
 
 KIT = Path(sys.executable).with_name("dsv4kit")
 

@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml
-from dsv4kit.plan.coefficients import built_in
 from dsv4kit.plan.core import evaluate
+from dsv4kit.plan.counted.coefficients import built_in
+from dsv4kit.plan.counted.inputs import Levers, Parallel, Question, Rollout, Work
+from dsv4kit.plan.counted.layout import Rules, generate, weights_for
 from dsv4kit.plan.from_settings import question
-from dsv4kit.plan.inputs import Levers, Parallel, Question, Rollout, Work
-from dsv4kit.plan.layout import Rules, generate, weights_for
 from dsv4kit.plan.levers import levers
 from dsv4kit.plan.search import search
-from dsv4kit.plan.table import render
+from dsv4kit.plan.shown.table import render
 
 
 def pro_on_h100() -> Question:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from benchmarks.__main__ import seconds, show
 from dsv4kit.config.loading import SITES, combinations, load_settings
-from dsv4kit.launch.layout import pipeline_layout
-from dsv4kit.trainer import compose, overrides, parquet_footer, rules
+from dsv4kit.feasibility import parquet_footer, trainer_rules
+from dsv4kit.feasibility.run_layout import pipeline_layout
+from dsv4kit.verl_keys import compose, overrides
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 
@@ -26,7 +27,7 @@ def main() -> None:
     )
     show("resolve one of all profiles", seconds(lambda: load_settings("h100", "dsv4-pro", "grpo"), 11), "")
     show("names of all profiles", seconds(combinations, 11), "")
-    show("all rules", seconds(lambda: list(rules.broken(settings, resolved.sources)), 11), "")
+    show("all rules", seconds(lambda: list(trainer_rules.broken(settings, resolved.sources)), 11), "")
     show("the footer of a parquet file", seconds(lambda: parquet_footer.read(DATA / "grpo.parquet"), 11), "")
     show("check Pro's overrides against verl's tree", seconds(lambda: compose.Tree("ppo_trainer").render(pairs), 5), "")
     with tempfile.TemporaryDirectory() as name:

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dsv4kit import hints
-from dsv4kit.node.phases import START
+from dsv4kit.run.phases import START
 
 if TYPE_CHECKING:
     from dsv4kit.launch.run_dir import RunDir

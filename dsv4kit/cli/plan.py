@@ -10,9 +10,9 @@ from dsv4kit.cli.variables import BY_VERB
 
 if TYPE_CHECKING:
     from dsv4kit.plan.core import Plan
-    from dsv4kit.plan.inputs import Question
+    from dsv4kit.plan.counted.inputs import Question
+    from dsv4kit.plan.fitted.site_constants import Site
     from dsv4kit.plan.levers import Lever
-    from dsv4kit.plan.site_constants import Site
 
 _NO_PLAN = "nothing to plan: a toy model, or hardware without GPUs, needs no plan; submit it as it is"
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if asked is None:
         print('{"verdict": null}' if args.json else _NO_PLAN)
         return 0
-    from dsv4kit.plan.site_constants import coefficients_for
+    from dsv4kit.plan.fitted.site_constants import coefficients_for
 
     site = coefficients_for(site_name)
     return _search(asked, site, args.json) if args.search else _plan(asked, site, args.json, args.explain)
@@ -47,15 +47,15 @@ def _plan(asked: Question, site: Site, as_json: bool, with_formulas: bool) -> in
     if as_json:
         import json
 
-        from dsv4kit.plan import as_json as form
+        from dsv4kit.plan.shown import as_json as form
 
         print(json.dumps(form.as_json(plan, _levers(plan)), indent=2))
     else:
-        from dsv4kit.plan.table import render
+        from dsv4kit.plan.shown.table import render
 
         print(render(plan, _levers(plan) if plan.verdict.verdict != "fit" or with_formulas else ()))
         if with_formulas:
-            from dsv4kit.plan.explain import explain
+            from dsv4kit.plan.shown.explain import explain
 
             print("\n" + explain(plan))
     return 0 if plan.verdict.fits else _IMPOSSIBLE
@@ -69,7 +69,7 @@ def _levers(plan: Plan) -> tuple[Lever, ...]:
 
 def _search(asked: Question, site: Site, as_json: bool) -> int:
     from dsv4kit.errors import UserError
-    from dsv4kit.plan.checks import check
+    from dsv4kit.plan.counted.checks import check
     from dsv4kit.plan.search import candidate, search
 
     found = search(asked, site.coefficients)
@@ -81,11 +81,11 @@ def _search(asked: Question, site: Site, as_json: bool) -> int:
     if as_json:
         import json
 
-        from dsv4kit.plan.as_json import candidates_json
+        from dsv4kit.plan.shown.as_json import candidates_json
 
         print(json.dumps({"candidates": candidates_json(found)}, indent=2))
     else:
-        from dsv4kit.plan.table import render_search
+        from dsv4kit.plan.shown.table import render_search
 
         print(render_search(found, now))
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
@@ -120,7 +120,7 @@ def _calibrate(run_dir: str, site: str | None) -> int:
     from dsv4kit.config.loading import load_site
     from dsv4kit.config.schema import Settings
     from dsv4kit.errors import UserError
-    from dsv4kit.plan.calibration import calibrate
+    from dsv4kit.plan.fitted.calibration import calibrate
     from dsv4kit.plan.from_settings import question
 
     path = Path(run_dir) / "run.yaml"

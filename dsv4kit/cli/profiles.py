@@ -74,8 +74,8 @@ def _row(name: str, combination: dict[str, str]) -> dict[str, Any]:
 
 def _derived(resolved: Resolved) -> dict[str, Any]:
     """What follows from the settings and is not one of them."""
-    from dsv4kit.launch.layout import pipeline_layout
-    from dsv4kit.trainer.rules import node_unit
+    from dsv4kit.feasibility.run_layout import pipeline_layout
+    from dsv4kit.feasibility.trainer_rules import node_unit
 
     settings = resolved.settings
     return {"pipeline_layout": pipeline_layout(settings), "nodes_multiple_of": node_unit(settings)}

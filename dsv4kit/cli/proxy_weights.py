@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Cuts, a line per file."""
     from dsv4kit.errors import UserError
-    from dsv4kit.trainer.proxy_weights import cut_checkpoint
+    from dsv4kit.weights.proxy import cut_checkpoint
 
     if not (args.layers.isascii() and args.layers.isdecimal() and len(args.layers) < 6):
         raise UserError(f"--layers={args.layers!r}: not a whole number above 0")

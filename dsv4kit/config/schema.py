@@ -288,7 +288,7 @@ class Engine(Section):
 
     backend: Literal["fsdp", "megatron"] = setting(default="fsdp", description="verl's model_engine")
     verl: str = setting(
-        default="0.9.1", description="the image's verl, by its name in trainer/features.yaml: what it has and lacks"
+        default="0.9.1", description="the image's verl, by its name in verl_keys/features.yaml: what it has and lacks"
     )
     full_recompute: bool = setting(
         default=False, description="every layer's activations are computed again in the backward pass (uniform, 1)"

@@ -85,7 +85,7 @@ class Site(Section):
         " runtime"
     )
     scratch_dir: Annotated[str, Check(site_values.absolute)] = setting(
-        description="node-local directory for Ray's sockets and logs; short, see node/ray_cluster.py"
+        description="node-local directory for Ray's sockets and logs; short, see node/ray/cluster.py"
     )
     env: dict[EnvName, EnvValue] = setting(
         default={}, description="what this cluster's network and containers need; wins over the profile's env"

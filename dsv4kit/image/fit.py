@@ -27,7 +27,7 @@ def inside(image: str) -> tuple[str | None, Mapping[str, Any] | None]:
 
 
 def verl_of(image: str) -> str | None:
-    """Which row of trainer/features.yaml the verl in the image is; None where that cannot be known here."""
+    """Which row of verl_keys/features.yaml the verl in the image is; None where that cannot be known here."""
     try:
         manifest = inside(image)[1]
     except contents.UnreadableError:

@@ -12,9 +12,9 @@ from dsv4kit.config.loading import Override, combinations, load_settings
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import compose, overrides
-from dsv4kit.trainer.features import Features, features_of
-from dsv4kit.trainer.pairs import is_sft
+from dsv4kit.verl_keys import compose, overrides
+from dsv4kit.verl_keys.features import Features, features_of
+from dsv4kit.verl_keys.pairs import is_sft
 
 _PPO = "ppo_trainer"
 _GRAD_OFFLOAD = "actor_rollout_ref.actor.megatron.grad_offload"
@@ -47,7 +47,7 @@ def features(row: str) -> dict[str, bool]:
 
 
 def feature_problems(row: str) -> Iterator[str]:
-    """Where the installed verl differs from its row in trainer/features.yaml."""
+    """Where the installed verl differs from its row in verl_keys/features.yaml."""
     wanted = features_of(row)
     keys = _keys(compose_here(_PPO, ["model_engine=megatron"]))
     for key in sorted(wanted.added - keys):

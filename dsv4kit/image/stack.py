@@ -113,7 +113,7 @@ class Stack(Section):
     recipe: Literal["grpo", "sft"] = setting(description="what it is for")
     hardware: list[str]
     python: Literal["3.10", "3.11", "3.12"]
-    verl: str = setting(description="row of trainer/features.yaml that the verl inside has to show")
+    verl: str = setting(description="row of verl_keys/features.yaml that the verl inside has to show")
     base: Base
     system_site_packages: bool = setting(default=False, description="the base's Python packages stay visible")
     system: dict[str, str] = setting(description="distribution package: why")

@@ -7,8 +7,8 @@ from pathlib import Path
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import ENDED, attempts_of
-from dsv4kit.node.files import write_json
-from dsv4kit.node.outcome import CANCEL_MARK
+from dsv4kit.run.files import write_json
+from dsv4kit.run.outcome import CANCEL_MARK
 
 # What Slurm is ending already.
 _OVER = (*ENDED, "COMPLETING")

@@ -11,8 +11,8 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.node.files import write_json, write_text
 from dsv4kit.node.resume import REQUEST
+from dsv4kit.run.files import write_json, write_text
 
 
 class JobsLeftError(UserError):

@@ -175,7 +175,7 @@ def shared(submission: Submission) -> Iterator[Finding]:
 
 def space(submission: Submission) -> Iterator[Finding]:
     """Whether the checkpoints have room."""
-    from dsv4kit.plan.checkpoint_size import checkpoint_size
+    from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
     from dsv4kit.plan.from_settings import question
 
     settings = submission.resolved.settings

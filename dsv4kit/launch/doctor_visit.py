@@ -17,8 +17,8 @@ from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import ENDED
 from dsv4kit.launch.submission import Submission
 from dsv4kit.node.doctor import visit
-from dsv4kit.node.files import read_json, write_json
 from dsv4kit.node.preflight import NodeReport
+from dsv4kit.run.files import read_json, write_json
 
 _POLL_S = 0.5
 # Starting a large container takes minutes, the measurement a few more at most.

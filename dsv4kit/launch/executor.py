@@ -41,8 +41,8 @@ class SegmentExecutor(submitit.SlurmExecutor):
     def sbatch_command(self, script: str) -> list[str]:
         """The argv that submits it. `env -i` keeps the user's shell, and what secrets it holds, out of the job.
 
-        `afterany` keeps the order of the chain. It is fulfilled at once for a job that was cancelled while it waited, so
-        `singleton` (one job of this name, which only the run has, at a time) keeps two segments from training at once.
+        `afterany` keeps the order of the chain. It is fulfilled at once when the job before is cancelled in the queue,
+        so `singleton` (one job at a time of this name, which only the run has) keeps two from training at once.
         """
         dependency = "--dependency=" + ",".join(["singleton", *([f"afterany:{self._after}"] if self._after else [])])
         return ["env", "-i", *(f"{key}={value}" for key, value in self._env.items()), "sbatch", dependency, script]

@@ -8,18 +8,8 @@ from pathlib import Path
 
 from dsv4kit.config.loading import ROOT
 
-# Of the control plane only what the agents read checkpoints, metrics and logs with: standard library only.
-_PACKAGES = ("node", "plugin")
-_TRAINER = (
-    "__init__.py",
-    "checkpoint_files.py",
-    "checkpoint_repair.py",
-    "checkpoints.py",
-    "driver_log.py",
-    "metrics.py",
-    "retention.py",
-    "tracker.py",
-)
+# The standard library (and submitit) is all they import.
+_PACKAGES = ("checkpoint", "node", "plugin", "run")
 # An empty directory beside the packages: where a node without pyxis mounts the image, in a namespace of its own.
 IMAGE_MOUNT = ".image"
 # Where Python looks for it: beside the packages, not in one.
@@ -36,9 +26,6 @@ def freeze(destination: Path) -> None:
     for name in _PACKAGES:
         _copy(ROOT / "dsv4kit" / name, package / name)
     (package / "node" / FIRST).rename(destination / FIRST)
-    (package / "trainer").mkdir()
-    for name in _TRAINER:
-        shutil.copy2(ROOT / "dsv4kit" / "trainer" / name, package / "trainer")
     for name in _LIBRARIES:
         spec = importlib.util.find_spec(name)
         assert spec is not None

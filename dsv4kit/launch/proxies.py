@@ -12,7 +12,7 @@ from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.node import outcome
+from dsv4kit.run import outcome
 
 
 def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, str]) -> list[str]:

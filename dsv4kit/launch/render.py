@@ -77,8 +77,8 @@ class SegmentScript:
 
     def _block_nodes(self) -> int | None:
         """Nodes that should stand together in one NVLink domain; None where that is no question here."""
+        from dsv4kit.plan.counted.topology import slurm_segment
         from dsv4kit.plan.from_settings import question
-        from dsv4kit.plan.topology import slurm_segment
 
         asked = question(self.settings) if self.site.slurm.block_topology else None
         return slurm_segment(asked) if asked else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from dsv4kit.checkpoint import inspection
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
@@ -20,8 +21,7 @@ from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import make_executor
-from dsv4kit.node.files import write_json, write_text
-from dsv4kit.trainer import checkpoints
+from dsv4kit.run.files import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Resumption:
         start = state.saved_step if self.from_step is None else self.from_step
         if self.from_step:
             directory = Path(self.run.node_spec()["checkpoint_dir"])
-            complete = [step.step for step in checkpoints.inspect(directory, settings.checkpoint.contents).complete]
+            complete = [step.step for step in inspection.inspect(directory, settings.checkpoint.contents).complete]
             if self.from_step not in complete:
                 shown = ", ".join(map(str, complete)) or "none"
                 raise UserError(f"FROM_STEP={self.from_step}: no complete checkpoint of that step; there are: {shown}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from dsv4kit.config.loading import ROOT
 from dsv4kit.errors import UserError, nearest
-from dsv4kit.node.files import read_json, write_json
+from dsv4kit.run.files import read_json, write_json
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 _JOB_NAME = re.compile(r"(.+)-[0-9a-f]{8}\Z")

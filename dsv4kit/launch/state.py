@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import JobState, Slurm
-from dsv4kit.node import outcome
-from dsv4kit.node.files import read_json, read_json_lines
-from dsv4kit.node.outcome import Outcome
 from dsv4kit.node.resume import REQUEST
-from dsv4kit.trainer import metrics, tracker
+from dsv4kit.run import metrics, outcome
+from dsv4kit.run.files import read_json, read_json_lines
+from dsv4kit.run.outcome import Outcome
 
 _ATTEMPT = re.compile(r"attempt-\d+")
 ENDED = (

@@ -20,21 +20,22 @@ import dsv4kit
 from dsv4kit.config.loading import ROOT, Resolved, source_of
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
+from dsv4kit.feasibility import data_checks, trainer_rules
+from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.image import fit
 from dsv4kit.launch import site_files
 from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
-from dsv4kit.launch.layout import pipeline_layout
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.segment_option import asks_for_segment
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.node.files import write_json, write_text
-from dsv4kit.node.spec import Limits, NodeSpec, RayResources
-from dsv4kit.trainer import compose, data_checks, overrides, rollout, rules
-from dsv4kit.trainer.features import features_of
-from dsv4kit.trainer.pairs import data_parallel, is_sft
+from dsv4kit.run.files import write_json, write_text
+from dsv4kit.run.node_spec import Limits, NodeSpec, RayResources
+from dsv4kit.verl_keys import compose, overrides, rollout
+from dsv4kit.verl_keys.features import features_of
+from dsv4kit.verl_keys.pairs import data_parallel, is_sft
 
 if TYPE_CHECKING:
     from dsv4kit.plan.verdict import Verdict
@@ -76,7 +77,7 @@ class Submission:
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
         settings, sources = self.resolved.settings, self.resolved.sources
-        for problem in rules.broken(settings, sources):
+        for problem in trainer_rules.broken(settings, sources):
             raise UserError(problem)
         _ = self.layout
         image = self.site.container.image

@@ -17,14 +17,15 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from dsv4kit.node import environment, preflight, processes, ray_cluster, setup
+from dsv4kit.node import environment, preflight, processes, setup
 from dsv4kit.node.address import AddressError, own_address
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import Launcher
 from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.lead import Lead
+from dsv4kit.node.ray import cluster
 from dsv4kit.node.sampler import Sampler
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.25
 
@@ -36,7 +37,7 @@ class Agent:
         self.spec = NodeSpec.load(run_dir)
         self.attempt = Attempt.here(run_dir, segment)
         self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
-        self.temporary = ray_cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
+        self.temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
         self.env = environment.build(os.environ, self.spec, self.attempt.dir, self.temporary)
         self.terminated = threading.Event()
         self.launcher: Launcher | None = None

@@ -7,8 +7,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.node.files import read_json, write_json
 from dsv4kit.node.preflight import NodeReport
+from dsv4kit.run.files import read_json, write_json
 
 
 @dataclass(frozen=True)

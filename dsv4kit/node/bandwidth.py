@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsv4kit.node.files import write_json
+from dsv4kit.run.files import write_json
 
 # Large enough for full speed on 400 Gb/s, done in a second each.
 _GPU_BYTES = 256 * 2**20

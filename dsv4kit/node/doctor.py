@@ -13,14 +13,15 @@ import sys
 import time
 from pathlib import Path
 
-from dsv4kit.node import driver, environment, inventory, preflight, processes, ray_cluster, setup
+from dsv4kit.node import driver, environment, inventory, preflight, processes, setup
 from dsv4kit.node.address import AddressError, own_address
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.files import tail, write_json, write_text
 from dsv4kit.node.launcher import AttemptError
-from dsv4kit.node.outcome import FINISHED, STOP
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.node.ray import cluster
 from dsv4kit.node.torchrun import TorchrunLauncher
+from dsv4kit.run.files import tail, write_json, write_text
+from dsv4kit.run.node_spec import NodeSpec
+from dsv4kit.run.outcome import FINISHED, STOP
 
 _POLL_S = 0.25
 _MEASURE_S = 300
@@ -33,7 +34,7 @@ class Visit:
         self.spec = NodeSpec.load(run_dir)
         self.attempt = Attempt.here(run_dir, 1)
         self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
-        temporary = ray_cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
+        temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
         env = environment.build(os.environ, self.spec, self.attempt.dir, temporary)
         self.report, env = self._examine(env)
         self.attempt.report(self.report)

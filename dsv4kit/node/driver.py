@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.node import ends, processes
-from dsv4kit.node.phases import STEPS, Phases
-from dsv4kit.node.spec import NodeSpec
-from dsv4kit.trainer import checkpoints, metrics, tracker
-from dsv4kit.trainer.driver_log import DriverLog
+from dsv4kit.checkpoint import inspection, tracker
+from dsv4kit.node import processes
+from dsv4kit.run import ends, metrics
+from dsv4kit.run.driver_log import DriverLog
+from dsv4kit.run.node_spec import NodeSpec
+from dsv4kit.run.phases import STEPS, Phases
 
 _POLL_S = 0.25
 _SEEDS_PER_START = 10_007
@@ -109,8 +110,8 @@ class Driver:
         directory = Path(self._spec.checkpoint_dir)
         step = tracker.read_tracker(directory)
         if step is not None and step > self._saved:
-            with contextlib.suppress(checkpoints.CheckpointError, OSError):  # not whole yet: the next look tries again
-                checkpoints.record_sizes(
+            with contextlib.suppress(inspection.CheckpointError, OSError):  # not whole yet: the next look tries again
+                inspection.record_sizes(
                     directory / f"global_step_{step}", self._spec.checkpoint_contents, self._spec.data_ranks
                 )
                 self._saved = step

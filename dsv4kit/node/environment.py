@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dsv4kit.node.ray_cluster import FOREIGN_GPU_VARIABLES
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.node.ray.cluster import FOREIGN_GPU_VARIABLES
+from dsv4kit.run.node_spec import NodeSpec
 
 
 def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path, temporary: Path) -> dict[str, str]:

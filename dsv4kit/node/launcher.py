@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dsv4kit.node import ends
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.ends import Evidence
 from dsv4kit.node.preflight import NodeReport
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run import ends
+from dsv4kit.run.ends import Evidence
+from dsv4kit.run.node_spec import NodeSpec
 
 
 class AttemptError(Exception):

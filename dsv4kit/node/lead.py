@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dsv4kit.node import driver, ends, outcome, preflight
+from dsv4kit.checkpoint import tracker
+from dsv4kit.node import driver, preflight
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.ends import Evidence
-from dsv4kit.node.files import read_json, write_json
 from dsv4kit.node.launcher import AttemptError, Launcher
-from dsv4kit.node.phases import BRING_UP, END, START, Phases
 from dsv4kit.node.resume import Plan, plan
-from dsv4kit.node.spec import NodeSpec
-from dsv4kit.trainer import tracker
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.ends import Evidence
+from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.node_spec import NodeSpec
+from dsv4kit.run.phases import BRING_UP, END, START, Phases
 
 
 class Lead:

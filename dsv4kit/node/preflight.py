@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dsv4kit.node import inventory, ports
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run.node_spec import NodeSpec
 
 GIB = 2**30
 # The driver and its daemons take below 1 % of a GPU's memory.

@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.node import ends, outcome
+from dsv4kit.checkpoint.inspection import CheckpointError
+from dsv4kit.checkpoint.repair import prepare_resume
+from dsv4kit.checkpoint.tracker import read_tracker
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.files import read_json
-from dsv4kit.node.spec import NodeSpec
-from dsv4kit.trainer.checkpoint_repair import prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError
-from dsv4kit.trainer.tracker import read_tracker
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.files import read_json
+from dsv4kit.run.node_spec import NodeSpec
 
 # In the directory of a segment: what its user asked of it, to go back to an older step or to start over.
 REQUEST = "request.json"

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv4kit.node import processes
-from dsv4kit.node.files import tail
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run.files import tail
+from dsv4kit.run.node_spec import NodeSpec
 
 # The shell's own, which say nothing about the trainer's environment.
 _SHELL = ("_", "SHLVL", "PWD", "OLDPWD")

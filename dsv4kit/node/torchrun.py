@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from dsv4kit.node import driver, ends, ports, processes
+from dsv4kit.node import driver, ports, processes
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.ends import Evidence
-from dsv4kit.node.files import read_json, write_json
 from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.preflight import NodeReport
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run import ends
+from dsv4kit.run.ends import Evidence
+from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.1
 _SUFFIX = ".torchrun.log"

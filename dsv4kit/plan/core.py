@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dsv4kit.plan import checks
-from dsv4kit.plan.calibrated import MEMORY, PUBLISHED, Point, extrapolated
-from dsv4kit.plan.checkpoint_size import CheckpointSize, checkpoint_size
-from dsv4kit.plan.coefficients import Coefficients
-from dsv4kit.plan.gpu_memory import StageMemory, stage_memory
-from dsv4kit.plan.host_memory import NodeMemory, node_memory
-from dsv4kit.plan.inputs import Question
-from dsv4kit.plan.rollout import RolloutMemory, rollout_memory
-from dsv4kit.plan.segments import SegmentPlan, Timing, segment_plan
-from dsv4kit.plan.shards import Share, layout_of, shares
-from dsv4kit.plan.step_time import StepTime, step_time, transfer_s
+from dsv4kit.plan.counted import checks
+from dsv4kit.plan.counted.checkpoint_size import CheckpointSize, checkpoint_size
+from dsv4kit.plan.counted.coefficients import Coefficients
+from dsv4kit.plan.counted.gpu_memory import StageMemory, stage_memory
+from dsv4kit.plan.counted.host_memory import NodeMemory, node_memory
+from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.rollout import RolloutMemory, rollout_memory
+from dsv4kit.plan.counted.segments import SegmentPlan, Timing, segment_plan
+from dsv4kit.plan.counted.shards import Share, layout_of, shares
+from dsv4kit.plan.counted.step_time import StepTime, step_time, transfer_s
+from dsv4kit.plan.fitted.calibrated import MEMORY, PUBLISHED, Point, extrapolated
 from dsv4kit.plan.verdict import Verdict, judge
 
 

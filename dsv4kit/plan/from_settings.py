@@ -6,8 +6,8 @@ import re
 
 from dsv4kit.config import schema, time_limit
 from dsv4kit.errors import UserError
-from dsv4kit.plan.geometry import Geometry
-from dsv4kit.plan.inputs import Hardware, Levers, Parallel, Question, Recipe, Rollout, Schedule, Work
+from dsv4kit.plan.counted.geometry import Geometry
+from dsv4kit.plan.counted.inputs import Hardware, Levers, Parallel, Question, Recipe, Rollout, Schedule, Work
 
 _DIST_KEY = "actor_rollout_ref.actor.megatron.use_dist_checkpointing"
 _THRESHOLD = re.compile(r"pinned_max_round_threshold_mb:(\d+)")

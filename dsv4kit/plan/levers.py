@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan import checks
-from dsv4kit.plan.coefficients import Coefficients
 from dsv4kit.plan.core import Memory, Plan, memory_of
-from dsv4kit.plan.inputs import Question
-from dsv4kit.plan.layout import generate, weights_for
-from dsv4kit.plan.shards import rules_of
-from dsv4kit.plan.units import GB, GIB
+from dsv4kit.plan.counted import checks
+from dsv4kit.plan.counted.coefficients import Coefficients
+from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.layout import generate, weights_for
+from dsv4kit.plan.counted.shards import rules_of
+from dsv4kit.plan.counted.units import GB, GIB
 from dsv4kit.plan.verdict import Word, gpu_word, host_word, worst
 
 _MAX_UTILIZATION = 0.7

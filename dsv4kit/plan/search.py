@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan import checks
-from dsv4kit.plan.coefficients import Coefficients
 from dsv4kit.plan.core import memory_of
-from dsv4kit.plan.inputs import Question, Rollout
-from dsv4kit.plan.layout import max_pipeline
+from dsv4kit.plan.counted import checks
+from dsv4kit.plan.counted.coefficients import Coefficients
+from dsv4kit.plan.counted.inputs import Question, Rollout
+from dsv4kit.plan.counted.layout import max_pipeline
+from dsv4kit.plan.counted.rollout import rollout_memory
+from dsv4kit.plan.counted.shards import layout_of
+from dsv4kit.plan.counted.step_time import pipeline_work, step_time
 from dsv4kit.plan.levers import memory_word
-from dsv4kit.plan.rollout import rollout_memory
-from dsv4kit.plan.shards import layout_of
-from dsv4kit.plan.step_time import pipeline_work, step_time
 from dsv4kit.plan.verdict import Word
 
 _MAX_EXPERT_RANKS = 64

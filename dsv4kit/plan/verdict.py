@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from dsv4kit.plan import geometry as geo
-from dsv4kit.plan.coefficients import Coefficients
-from dsv4kit.plan.gpu_memory import StageMemory
-from dsv4kit.plan.host_memory import NodeMemory
-from dsv4kit.plan.inputs import Question
-from dsv4kit.plan.rollout import RolloutMemory
-from dsv4kit.plan.segments import SegmentPlan
-from dsv4kit.plan.topology import slurm_segment
-from dsv4kit.plan.units import GB, GIB
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.coefficients import Coefficients
+from dsv4kit.plan.counted.gpu_memory import StageMemory
+from dsv4kit.plan.counted.host_memory import NodeMemory
+from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.rollout import RolloutMemory
+from dsv4kit.plan.counted.segments import SegmentPlan
+from dsv4kit.plan.counted.topology import slurm_segment
+from dsv4kit.plan.counted.units import GB, GIB
 
 if TYPE_CHECKING:
     from dsv4kit.config.schema import Settings
@@ -159,8 +159,8 @@ def for_settings(settings: Settings, site_name: str, placed: bool = False) -> Ve
     `placed` is Question's.
     """
     from dsv4kit.plan.core import evaluate
+    from dsv4kit.plan.fitted.site_constants import coefficients_for
     from dsv4kit.plan.from_settings import question
-    from dsv4kit.plan.site_constants import coefficients_for
 
     asked = question(settings)
     if asked is None:

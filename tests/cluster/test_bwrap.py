@@ -17,8 +17,8 @@ from dsv4kit.config.loading import load_site
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.image import squashfs
-from dsv4kit.node import ends
 from dsv4kit.node.processes import descendants
+from dsv4kit.run import ends
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 

@@ -16,7 +16,7 @@ from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import RunState, read_state
 from dsv4kit.launch.submission import Submission
-from dsv4kit.node import ends
+from dsv4kit.run import ends
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 

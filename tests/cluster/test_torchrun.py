@@ -10,8 +10,8 @@ from test_chain import Cluster, steps
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
-from dsv4kit.node import ends
-from dsv4kit.node.phases import START
+from dsv4kit.run import ends
+from dsv4kit.run.phases import START
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 

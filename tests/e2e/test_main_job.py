@@ -16,7 +16,7 @@ import yaml
 from user import Kit
 
 from dsv4kit.image import contents, record
-from dsv4kit.trainer import metrics
+from dsv4kit.run import metrics
 
 HERE = Path(__file__).parent
 ENTER = HERE.parents[1] / "dsv4kit" / "node" / "enter_image.sh"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from user import Kit
 
-from dsv4kit.trainer import metrics
+from dsv4kit.run import metrics
 
 HERE = Path(__file__).parent
 # 256 toy conversations in batches of 64: 4 steps are one epoch.

@@ -8,10 +8,10 @@ import yaml
 
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE
-from dsv4kit.plan.coefficients import built_in
+from dsv4kit.plan.counted.coefficients import built_in
+from dsv4kit.plan.counted.geometry import Geometry
+from dsv4kit.plan.counted.inputs import Hardware, Levers, Parallel, Question, Rollout, Work
 from dsv4kit.plan.from_settings import _hardware
-from dsv4kit.plan.geometry import Geometry
-from dsv4kit.plan.inputs import Hardware, Levers, Parallel, Question, Rollout, Work
 
 BUILT_IN = built_in()
 

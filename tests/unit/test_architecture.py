@@ -12,25 +12,24 @@ from dsv4kit.launch.freeze import FIRST, freeze
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dsv4kit"
 
-# Package -> what it may import of the kit. `node` and `plugin` run where the control plane is not installed.
+# Package -> what it may import of the kit. `run`, `checkpoint`, `node` and `plugin` are frozen into each run and work
+# where the control plane is not installed.
 ALLOWED = {
+    "run": {"run"},
+    "checkpoint": {"checkpoint"},
+    "plugin": {"plugin"},
+    "node": {"checkpoint", "node", "run"},
     "config": {"config", "errors", "yaml_text"},
     "plan": {"config", "errors", "plan", "yaml_text"},
-    "trainer": {"config", "errors", "quoting", "trainer"},
-    "plugin": {"plugin"},
-    "node": {"node", "trainer"},
-    "image": {"config", "errors", "image", "locking", "packages", "trainer"},
+    "verl_keys": {"config", "errors", "quoting", "verl_keys"},
+    "weights": {"errors", "weights"},
+    "feasibility": {"config", "errors", "feasibility", "plan", "verl_keys", "weights"},
+    "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys"},
     "sandbox": {"config", "errors", "hints", "locking", "packages", "sandbox", "launch"},
-    "launch": {"config", "errors", "hints", "image", "launch", "node", "plan", "quoting", "trainer", "yaml_text"},
-}
-NODE_MAY_USE_OF_TRAINER = {
-    "checkpoint_files",
-    "checkpoint_repair",
-    "checkpoints",
-    "driver_log",
-    "metrics",
-    "retention",
-    "tracker",
+    "launch": {
+        *("checkpoint", "config", "errors", "feasibility", "hints", "image", "launch", "node", "plan", "quoting"),
+        *("run", "verl_keys", "yaml_text"),
+    },
 }
 
 
@@ -52,17 +51,12 @@ def test_imports_run_one_way(package: str) -> None:
         assert reached <= ALLOWED[package], path
 
 
-def test_the_nodes_use_only_the_parts_of_trainer_that_need_nothing() -> None:
-    for path in (PACKAGE / "node").glob("*.py"):
-        used = {name.split(".")[1] for name in kit_imports(path) if name.startswith("trainer.")}
-        assert used <= NODE_MAY_USE_OF_TRAINER, path
-
-
 def test_the_frozen_kit_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
     freeze(tmp_path / "kit")
     modules = [
-        f"dsv4kit.node.{path.stem}"
-        for path in (PACKAGE / "node").glob("*.py")
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in ("checkpoint", "node", "run")
+        for path in (PACKAGE / package).rglob("*.py")
         if path.name not in ("__init__.py", FIRST)
     ]
     script = (

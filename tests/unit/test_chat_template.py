@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from dsv4kit.config.loading import Override, load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import chat_template, compose, overrides
+from dsv4kit.verl_keys import chat_template, compose, overrides
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 USER = {"role": "user", "content": "1+1?"}

@@ -11,9 +11,9 @@ from pathlib import Path
 import checkpoint_trees as trees
 import pytest
 
-from dsv4kit.trainer import checkpoint_files, checkpoints, tracker
-from dsv4kit.trainer.checkpoints import CheckpointError, Layout, inspect, inspect_step, record_sizes
-from dsv4kit.trainer.tracker import read_tracker
+from dsv4kit.checkpoint import inspection, shard_files, tracker
+from dsv4kit.checkpoint.inspection import CheckpointError, Layout, inspect, inspect_step, record_sizes
+from dsv4kit.checkpoint.tracker import read_tracker
 
 LAYOUTS: dict[Layout, Callable[[Path, int], Path]] = {
     Layout.PPO_FSDP: trees.ppo_fsdp,
@@ -132,7 +132,7 @@ def test_an_end_record_left_inside_a_longer_file_does_not_count(tmp_path: Path) 
     """`zipfile.is_zipfile` would accept this."""
     whole = trees.torch_bytes()
     path = trees.write(tmp_path / "x.pt", whole + whole[:-30])
-    assert checkpoint_files.torch_file_problem(path, path.stat().st_size)
+    assert shard_files.torch_file_problem(path, path.stat().st_size)
 
 
 @pytest.mark.parametrize("data", [trees.torch_bytes(), trees.torch_bytes_64()])
@@ -140,7 +140,7 @@ def test_both_forms_of_torch_archives_pass_and_no_prefix_of_them_does(tmp_path: 
     path = tmp_path / "x.pt"
     for length in range(len(data) + 1):
         path.write_bytes(data[:length])
-        assert (checkpoint_files.torch_file_problem(path, length) is None) == (length == len(data))
+        assert (shard_files.torch_file_problem(path, length) is None) == (length == len(data))
 
 
 def test_a_manifest_of_another_step_is_refused(tmp_path: Path) -> None:
@@ -174,13 +174,13 @@ def test_an_index_is_read_without_running_what_it_names(tmp_path: Path) -> None:
             return os.mkdir, (str(tmp_path / "ran"),)
 
     index = pickle.dumps({"x": Hostile(), "name": "__0_0.distcp"})
-    assert checkpoint_files.shards_of_index(index) == {"__0_0.distcp": 1}
+    assert shard_files.shards_of_index(index) == {"__0_0.distcp": 1}
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_huge_index_is_searched_for_names_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     root = trees.ppo_megatron(tmp_path, 20)
-    monkeypatch.setattr(checkpoint_files, "LARGEST_INDEX_BYTES", 10)
+    monkeypatch.setattr(shard_files, "LARGEST_INDEX_BYTES", 10)
     assert inspect_step(root).complete
     (root / "actor/extra/dist_ckpt/__1_0.distcp").unlink()
     assert inspect_step(root).problems == ("actor/extra/dist_ckpt/__1_0.distcp is missing (named in the index)",)
@@ -305,7 +305,7 @@ def test_a_file_system_error_is_not_taken_for_damage(tmp_path: Path, monkeypatch
     def stale(path: Path) -> None:
         raise OSError(116, "Stale file handle", str(path))
 
-    monkeypatch.setattr(checkpoints, "walk_sizes", stale)
+    monkeypatch.setattr(inspection, "walk_sizes", stale)
     (state,) = inspect(tmp_path).steps
     assert state.problems == ()
     assert "Stale file handle" in state.unreadable[0]
@@ -318,7 +318,7 @@ def test_with_recorded_sizes_any_lost_or_changed_file_is_found(tmp_path: Path, l
     record_sizes(root)
     assert inspect_step(root).recorded
     for name, content in trees.snapshot(root).items():
-        if name == checkpoints.SIZES_NAME:
+        if name == inspection.SIZES_NAME:
             continue
         (root / name).write_bytes(content[:-1])
         assert any(name in problem for problem in inspect_step(root).problems)
@@ -333,13 +333,13 @@ def test_sizes_of_an_incomplete_step_are_not_recorded(tmp_path: Path) -> None:
     trees.cut(root / "data.pt")
     with pytest.raises(CheckpointError, match=r"data\.pt is cut short"):
         record_sizes(root)
-    assert not (root / checkpoints.SIZES_NAME).exists()
+    assert not (root / inspection.SIZES_NAME).exists()
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"files": 3}', b'{"files": {"data.pt": "x"}}', b"\xff"])
 def test_a_damaged_record_does_not_condemn_a_checkpoint(tmp_path: Path, garbage: bytes) -> None:
     root = trees.ppo_fsdp(tmp_path, 20)
-    (root / checkpoints.SIZES_NAME).write_bytes(garbage)
+    (root / inspection.SIZES_NAME).write_bytes(garbage)
     state = inspect_step(root)
     assert (state.complete, state.recorded) == (True, False)
 
@@ -347,9 +347,9 @@ def test_a_damaged_record_does_not_condemn_a_checkpoint(tmp_path: Path, garbage:
 def test_recording_twice_changes_nothing(tmp_path: Path) -> None:
     root = trees.ppo_fsdp(tmp_path, 20)
     record_sizes(root)
-    first = (root / checkpoints.SIZES_NAME).read_bytes()
+    first = (root / inspection.SIZES_NAME).read_bytes()
     record_sizes(root)
-    assert (root / checkpoints.SIZES_NAME).read_bytes() == first
+    assert (root / inspection.SIZES_NAME).read_bytes() == first
 
 
 def test_recorded_files_are_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,5 +360,5 @@ def test_recorded_files_are_not_opened_again(tmp_path: Path, monkeypatch: pytest
     def never(*_: object) -> None:
         raise AssertionError("opened")
 
-    monkeypatch.setattr(checkpoint_files, "torch_file_problem", never)
+    monkeypatch.setattr(shard_files, "torch_file_problem", never)
     assert inspect_step(root).complete

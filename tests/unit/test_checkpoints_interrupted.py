@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kit.trainer.checkpoint_repair import CheckpointLost, ResumeDecision, prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError, inspect, record_sizes
-from dsv4kit.trainer.tracker import write_tracker
+from dsv4kit.checkpoint.inspection import CheckpointError, inspect, record_sizes
+from dsv4kit.checkpoint.repair import CheckpointLost, ResumeDecision, prepare_resume
+from dsv4kit.checkpoint.tracker import write_tracker
 
 
 def prepare(run: Path, **wishes: Any) -> ResumeDecision:

@@ -15,10 +15,10 @@ from typing import Any
 import checkpoint_trees as trees
 import pytest
 
-from dsv4kit.trainer import checkpoint_repair as repair
-from dsv4kit.trainer.checkpoint_repair import CheckpointLost, CheckpointMismatch, ResumeDecision, prepare_resume
-from dsv4kit.trainer.checkpoints import CheckpointError, inspect, record_sizes
-from dsv4kit.trainer.tracker import read_tracker
+from dsv4kit.checkpoint import repair as repair
+from dsv4kit.checkpoint.inspection import CheckpointError, inspect, record_sizes
+from dsv4kit.checkpoint.repair import CheckpointLost, CheckpointMismatch, ResumeDecision, prepare_resume
+from dsv4kit.checkpoint.tracker import read_tracker
 
 
 @pytest.fixture
@@ -197,16 +197,16 @@ def test_a_setting_that_no_checkpoint_meets_does_not_throw_checkpoints_away(tmp_
 
 
 def test_a_step_that_cannot_be_read_just_now_is_not_passed_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsv4kit.trainer import checkpoints
+    from dsv4kit.checkpoint import inspection
 
-    real = checkpoints.walk_sizes
+    real = inspection.walk_sizes
 
     def sometimes_stale(path: Path) -> dict[str, int]:
         if path.name == "global_step_40":
             raise OSError(errno.ESTALE, "Stale file handle", str(path))
         return real(path)
 
-    monkeypatch.setattr(checkpoints, "walk_sizes", sometimes_stale)
+    monkeypatch.setattr(inspection, "walk_sizes", sometimes_stale)
     with pytest.raises(CheckpointError, match="cannot be read; not falling back"):
         prepare(run, high_water_step=40)
     assert names(run / "quarantine") == []

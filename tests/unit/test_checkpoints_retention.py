@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kit.trainer.checkpoints import CheckpointState, StepState, inspect
-from dsv4kit.trainer.retention import apply_retention, retention_plan
-from dsv4kit.trainer.tracker import Tracker
+from dsv4kit.checkpoint.inspection import CheckpointState, StepState, inspect
+from dsv4kit.checkpoint.retention import apply_retention, retention_plan
+from dsv4kit.checkpoint.tracker import Tracker
 
 
 def state(

@@ -8,8 +8,8 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import compose, overrides
-from dsv4kit.trainer.features import features_of, table
+from dsv4kit.verl_keys import compose, overrides
+from dsv4kit.verl_keys.features import features_of, table
 
 
 def rendered(hardware: str, model: str, recipe: str, *changes: tuple[str, object]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from dsv4kit.config.loading import load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import compose, composed, overrides
+from dsv4kit.verl_keys import compose, composed, overrides
 
 PPO = ["model_engine=megatron"]
 # The smaller tree: Hydra composes it four times as fast.

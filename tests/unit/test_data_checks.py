@@ -12,9 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from dsv4kit.config.loading import Override, load_settings
-from dsv4kit.trainer import parquet_footer
-from dsv4kit.trainer.data_checks import Report, examine
-from dsv4kit.trainer.parquet_footer import ParquetError
+from dsv4kit.feasibility import parquet_footer
+from dsv4kit.feasibility.data_checks import Report, examine
+from dsv4kit.feasibility.parquet_footer import ParquetError
 
 DATA = Path(__file__).parents[1] / "data"
 

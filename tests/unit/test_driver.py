@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from test_node import node_spec
 
-from dsv4kit.node import ends
+from dsv4kit.checkpoint import inspection, tracker
 from dsv4kit.node.driver import Driver, DriverEnd, command
-from dsv4kit.node.phases import Phases
-from dsv4kit.node.spec import Limits, NodeSpec
-from dsv4kit.trainer import checkpoints, tracker
+from dsv4kit.run import ends
+from dsv4kit.run.node_spec import Limits, NodeSpec
+from dsv4kit.run.phases import Phases
 
 TESTS = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ def drive(
 
 def test_it_ends_with_the_last_step_saved_and_sized(tmp_path: Path) -> None:
     assert drive(tmp_path) == DriverEnd(0, None, [])
-    state = checkpoints.inspect(tmp_path / "checkpoints", ["model", "optimizer", "extra"])
+    state = inspection.inspect(tmp_path / "checkpoints", ["model", "optimizer", "extra"])
     assert state.tracker.step == 3
     assert state.steps[-1].recorded
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsv4kit.trainer.driver_log import DriverLog, Phase, clean
+from dsv4kit.run.driver_log import DriverLog, Phase, clean
 
 RAY = "\x1b[36m(TaskRunnerV1 pid=4711, ip=10.77.0.2)\x1b[0m "
 LOGGING = "INFO:2026-11-30 12:53:01,123:"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from plan_cases import FLASH, PRO
 
-from dsv4kit.plan import geometry as geo
-from dsv4kit.plan.rollout import kv_bytes_per_token
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.rollout import kv_bytes_per_token
 
 
 def test_pro_has_1600_billion_parameters_of_which_49_are_active():

@@ -45,7 +45,7 @@ def test_the_kit_in_the_context_runs_by_itself(tmp_path: Path) -> None:
     kit = write_context("cpu", tmp_path, {"BASE_IMAGE": "localhost/base:1"}).directory / "kit"
     script = (
         "import dsv4kit, dsv4kit.image.manifest, dsv4kit.image.probes, dsv4kit.node.agent, submitit;"
-        "from dsv4kit.trainer.chat_template import read; print(dsv4kit.__file__, submitit.__file__, bool(read("
+        "from dsv4kit.verl_keys.chat_template import read; print(dsv4kit.__file__, submitit.__file__, bool(read("
         "'deepseek-v4-minimal')))"
     )
     environment = {"PYTHONPATH": str(kit), "PATH": "/usr/bin:/bin"}

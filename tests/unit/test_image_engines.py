@@ -99,7 +99,7 @@ class TestChoice:
         ),
         (
             "buildah",
-            "buildah bud --layers --format=docker --isolation=chroot --pull=false --force-rm --volume=/c:/d:ro"
+            "buildah bud --layers --format=docker --isolation=chroot --pull=missing --force-rm --volume=/c:/d:ro"
             " --platform=linux/arm64",
         ),
     ],

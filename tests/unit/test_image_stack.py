@@ -10,7 +10,7 @@ from dsv4kit.config.loading import names
 from dsv4kit.errors import UserError
 from dsv4kit.image import stack as module
 from dsv4kit.image.stack import NOT_ON_THE_INDEX, Stack, canonical, stack_for, stacks
-from dsv4kit.trainer.features import features_of
+from dsv4kit.verl_keys.features import features_of
 
 MLA = "b7643bd54521f563b839b98289b5cd048c062ba2"
 

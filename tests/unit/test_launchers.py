@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from test_node import node_spec
 
-from dsv4kit.node import ends, files, ports, ray_cluster, setup
+from dsv4kit.node import ports, setup
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError
 from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.preflight import NodeReport
-from dsv4kit.node.ray_launcher import RayLauncher
+from dsv4kit.node.ray import cluster
+from dsv4kit.node.ray.launcher import RayLauncher
 from dsv4kit.node.torchrun import TorchrunLauncher
+from dsv4kit.run import ends, files
 
 OWN = NodeReport("n0", "10.0.0.1", time=1.0)
 
@@ -128,8 +130,8 @@ class TestRay:
         files.write_json(launcher.attempt.dir / "ray_nodes.json", list(joined))
         (launcher.attempt.dir / "nodes" / f"{socket.gethostname()}.ray.log").write_text("Exception: timed out\n")
         head = subprocess.Popen(["sleep", "60"])
-        monkeypatch.setattr(ray_cluster, "start_head", lambda *_: head)
-        monkeypatch.setattr(ray_cluster, "start_readiness_watch", lambda *_: subprocess.Popen(["false"]))
+        monkeypatch.setattr(cluster, "start_head", lambda *_: head)
+        monkeypatch.setattr(cluster, "start_readiness_watch", lambda *_: subprocess.Popen(["false"]))
         try:
             with pytest.raises(AttemptError) as error:
                 launcher.bring_up(OWN, 4, lambda: None)

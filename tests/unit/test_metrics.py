@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsv4kit.trainer import metrics
-from dsv4kit.trainer.metrics import StepMetrics, differing, last_metrics, last_step, merge, non_timing, read_metrics
+from dsv4kit.run import metrics
+from dsv4kit.run.metrics import StepMetrics, differing, last_metrics, last_step, merge, non_timing, read_metrics
 
 TRAINED = {metrics.GLOBAL_STEP: 1.0, metrics.REWARD: 0.5}
 

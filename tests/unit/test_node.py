@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.node import address, ends, environment, files, ports, preflight, processes, ray_cluster
-from dsv4kit.node.phases import Phases
-from dsv4kit.node.ray_ready import complete
+from dsv4kit.node import address, environment, ports, preflight, processes
+from dsv4kit.node.ray import cluster
+from dsv4kit.node.ray.ready import complete
 from dsv4kit.node.sampler import Sampler, sample
-from dsv4kit.node.spec import Limits, NodeSpec, RayResources
+from dsv4kit.run import ends, files
+from dsv4kit.run.node_spec import Limits, NodeSpec, RayResources
+from dsv4kit.run.phases import Phases
 
 RESOURCES = RayResources(cpus=8, gpus=1, object_store_bytes=300_000_000, ready_deadline_s=60)
 
@@ -80,20 +82,20 @@ class TestPorts:
         assert not any(ports.WORKER_FIRST <= port <= ports.WORKER_LAST for port in [*fixed, 8265])
 
     def test_every_fixed_port_is_given_to_ray(self) -> None:
-        words = " ".join(ray_cluster.head_arguments("10.0.0.1", RESOURCES, Path("/tmp/r")))
+        words = " ".join(cluster.head_arguments("10.0.0.1", RESOURCES, Path("/tmp/r")))
         assert all(f"={port}" in words for port in ports.FIXED.values() if port != ports.TORCHRUN)
 
 
 class TestRay:
     def test_a_worker_gets_no_head_options(self) -> None:
-        words = ray_cluster.worker_arguments("10.0.0.2", RESOURCES)
+        words = cluster.worker_arguments("10.0.0.2", RESOURCES)
         assert not any(word.startswith(("--head", "--temp-dir", "--port=")) for word in words)
         assert "--num-gpus=1" in words
 
     def test_sockets_below_the_temporary_directory_fit(self) -> None:
-        assert ray_cluster.temp_dir("/tmp", "123456789", 3) == Path("/tmp/ray-123456789-3")
+        assert cluster.temp_dir("/tmp", "123456789", 3) == Path("/tmp/ray-123456789-3")
         with pytest.raises(ValueError, match="bytes too long for Ray's sockets"):
-            ray_cluster.temp_dir("/scratch/" + "x" * 60, "1", 0)
+            cluster.temp_dir("/scratch/" + "x" * 60, "1", 0)
 
     def test_a_node_counts_once_it_is_alive_with_all_its_resources(self) -> None:
         class Node:
@@ -108,7 +110,7 @@ class TestRay:
         script = (
             "import sys; sys.path.insert(0, sys.argv[1])\n"
             "import subprocess, time\n"
-            "from dsv4kit.node.ray_cluster import Starter\n"
+            "from dsv4kit.node.ray.cluster import Starter\n"
             "started = []\n"
             "def start():\n"
             "    started.append(subprocess.Popen(['false'])); started[-1].wait(); return started[-1]\n"
@@ -125,7 +127,7 @@ class TestRay:
         (logs / "big").write_text("x" * 100)
         (logs / "small").write_text("x")
         (logs / "empty").touch()
-        ray_cluster.keep_logs(tmp_path / "r", tmp_path / "kept", limit_bytes=50)
+        cluster.keep_logs(tmp_path / "r", tmp_path / "kept", limit_bytes=50)
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["small"]
 
 

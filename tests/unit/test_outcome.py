@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.node import ends, outcome
-from dsv4kit.node.files import write_json
-from dsv4kit.node.outcome import CONTINUE, FINISHED, STOP, Outcome
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.files import write_json
+from dsv4kit.run.outcome import CONTINUE, FINISHED, STOP, Outcome
 
 
 def made(start: int, reached: int, segment: int = 1, attempt: int = 0, **changes: object) -> Outcome:

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from dsv4kit.config.loading import Override, load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import compose, overrides, rollout
+from dsv4kit.verl_keys import compose, overrides, rollout
 
 
 def build(*changes: Override) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from plan_cases import (
     flash_sft,
 )
 
-from dsv4kit.plan.checkpoint_size import checkpoint_size
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.host_memory import pinned_factor
-from dsv4kit.plan.inputs import Levers, Parallel, Question, Rollout, Work
-from dsv4kit.plan.rollout import rollout_memory
-from dsv4kit.plan.step_time import pipeline_work
+from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
+from dsv4kit.plan.counted.host_memory import pinned_factor
+from dsv4kit.plan.counted.inputs import Levers, Parallel, Question, Rollout, Work
+from dsv4kit.plan.counted.rollout import rollout_memory
+from dsv4kit.plan.counted.step_time import pipeline_work
 
 
 def plan(question):

@@ -11,7 +11,7 @@ from plan_cases import BUILT_IN, GB200, PRO_GB200, PRO_H100
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.inputs import Levers, Parallel, Rollout
+from dsv4kit.plan.counted.inputs import Levers, Parallel, Rollout
 
 
 def plan_or_refusal(question):

@@ -12,11 +12,11 @@ from plan_cases import BUILT_IN, PRO_GB200, PRO_H100
 from dsv4kit.cli import main
 from dsv4kit.config.loading import SITES
 from dsv4kit.errors import UserError
-from dsv4kit.plan.calibrated import PUBLISHED
-from dsv4kit.plan.calibration import calibrate, compare
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.measured import observe
-from dsv4kit.plan.site_constants import coefficients_for, path_of
+from dsv4kit.plan.fitted.calibrated import PUBLISHED
+from dsv4kit.plan.fitted.calibration import calibrate, compare
+from dsv4kit.plan.fitted.measured import observe
+from dsv4kit.plan.fitted.site_constants import coefficients_for, path_of
 
 MIB = 2**20
 

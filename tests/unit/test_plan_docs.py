@@ -6,9 +6,9 @@ import pytest
 from plan_cases import ALL_OFF_THE_GPU, BUILT_IN, GB300, H100, PRO_GB200, PRO_H100, flash_sft
 
 from dsv4kit.config.loading import ROOT
-from dsv4kit.plan.checkpoint_size import checkpoint_size
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.inputs import Levers
+from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
+from dsv4kit.plan.counted.inputs import Levers
 
 PLAIN = ALL_OFF_THE_GPU._replace(bf16_gradients=False)
 BALANCED = PRO_GB200._replace(layout=None)

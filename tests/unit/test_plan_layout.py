@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plan_cases import FLASH, PRO
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan.layout import Rules, Weights, check, generate, max_pipeline, parse, weights_for, write
+from dsv4kit.plan.counted.layout import Rules, Weights, check, generate, max_pipeline, parse, weights_for, write
 
 PRO_RULES = {pp: Rules(pp, 61, 3, 0) for pp in range(1, 60)}
 

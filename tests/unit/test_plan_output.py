@@ -12,15 +12,15 @@ from dsv4kit.cli import plan as cli
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.errors import UserError
-from dsv4kit.plan.as_json import as_json
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.explain import explain
+from dsv4kit.plan.counted.inputs import Levers, Rollout
+from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.from_settings import question
-from dsv4kit.plan.inputs import Levers, Rollout
 from dsv4kit.plan.levers import levers
 from dsv4kit.plan.search import candidate, search
-from dsv4kit.plan.table import render, render_search
-from dsv4kit.plan.topology import slurm_segment
+from dsv4kit.plan.shown.as_json import as_json
+from dsv4kit.plan.shown.explain import explain
+from dsv4kit.plan.shown.table import render, render_search
 from dsv4kit.plan.verdict import for_settings
 
 

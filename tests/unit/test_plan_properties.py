@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from plan_cases import ALL_OFF_THE_GPU, BUILT_IN, FLASH, GB200, H100, PRO, PRO_GB200, PRO_H100
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan import geometry as geo
-from dsv4kit.plan.checks import check
 from dsv4kit.plan.core import evaluate, memory_of
-from dsv4kit.plan.inputs import Levers, Parallel
-from dsv4kit.plan.shards import shares
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.checks import check
+from dsv4kit.plan.counted.inputs import Levers, Parallel
+from dsv4kit.plan.counted.shards import shares
 
 SPLITS = st.tuples(
     st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([32, 64, 128])

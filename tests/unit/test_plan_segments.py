@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plan_cases import BUILT_IN, PRO_H100
 
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.segments import Timing, daly_s, duration_s, segment_plan, steps_within, young_s
+from dsv4kit.plan.counted.segments import Timing, daly_s, duration_s, segment_plan, steps_within, young_s
 
 H100 = Timing(steady_s=688, first_s=2585, setup_s=900, save_s=600, tail_s=300)
 GB200 = Timing(steady_s=966, first_s=1991, setup_s=900, save_s=600, tail_s=300)

@@ -11,13 +11,13 @@ import pytest
 from dsv4kit.cli import main
 from dsv4kit.config.loading import HERE, Override, combinations, load_settings, load_yaml
 from dsv4kit.config.schema import Settings
-from dsv4kit.launch.layout import pipeline_layout
-from dsv4kit.plan.coefficients import built_in
+from dsv4kit.feasibility.run_layout import pipeline_layout
+from dsv4kit.feasibility.trainer_rules import broken, node_unit
 from dsv4kit.plan.core import Plan, evaluate
+from dsv4kit.plan.counted.coefficients import built_in
 from dsv4kit.plan.from_settings import question
-from dsv4kit.trainer import overrides
-from dsv4kit.trainer.pairs import data_parallel, is_sft, replica_gpus, world
-from dsv4kit.trainer.rules import broken, node_unit
+from dsv4kit.verl_keys import overrides
+from dsv4kit.verl_keys.pairs import data_parallel, is_sft, replica_gpus, world
 
 PROFILES = combinations()
 PLANNED = [name for name, chosen in PROFILES.items() if chosen["model"] != "tiny"]
@@ -83,7 +83,7 @@ def test_its_layout_is_legal_by_another_reading_of_the_notation(name: str) -> No
 @pytest.mark.parametrize("model", ["pro-grpo-h100", "flash-grpo-h100"])
 @pytest.mark.parametrize("mtp", [False, True])
 def test_every_pp_has_a_legal_layout(model: str, mtp: bool) -> None:
-    from dsv4kit.plan.layout import Rules, generate, max_pipeline, weights_for
+    from dsv4kit.plan.counted.layout import Rules, generate, max_pipeline, weights_for
 
     asked = question(settings_of(model))
     assert asked is not None

@@ -11,7 +11,7 @@ import yaml
 from dsv4kit.cli import main
 from dsv4kit.config.loading import HERE, SITES, combinations, load_settings, load_site, load_yaml, names
 from dsv4kit.launch.proxies import suggestion
-from dsv4kit.node.outcome import CONTINUE, FINISHED, Outcome, save
+from dsv4kit.run.outcome import CONTINUE, FINISHED, Outcome, save
 
 SITE = load_site("example-gb200-pyxis")
 

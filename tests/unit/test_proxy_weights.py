@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from dsv4kit.checkpoint.shard_files import safetensors_problem
 from dsv4kit.cli import main
 from dsv4kit.config.loading import load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer.checkpoint_files import safetensors_problem
-from dsv4kit.trainer.safetensors_shards import read_header
+from dsv4kit.weights.safetensors_files import read_header
 
 RATIOS = [128, 128, 4, 128, 4, 128, 0]  # six layers, and multi-token prediction
 LAYER = {
@@ -280,7 +280,7 @@ def test_an_interruption_leaves_nothing(released: Path, monkeypatch: pytest.Monk
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dsv4kit.trainer.proxy_weights.copy_tensors", interrupt)
+    monkeypatch.setattr("dsv4kit.weights.proxy.copy_tensors", interrupt)
     before = sorted(os.listdir(released.parent))
     with pytest.raises(KeyboardInterrupt):
         cut(released)

@@ -37,7 +37,7 @@ def test_it_asks_with_a_new_client_once_the_old_one_has_failed(tmp_path: Path) -
         address = f"127.0.0.1:{head.getsockname()[1]}"
         (tmp_path / "head.json").write_text(json.dumps({"address": address}))
         path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-        command = [sys.executable, "-m", "dsv4kit.node.ray_worker", tmp_path / "head.json", "30", "start", "--block"]
+        command = [sys.executable, "-m", "dsv4kit.node.ray.worker", tmp_path / "head.json", "30", "start", "--block"]
         environment = {**os.environ, "PYTHONPATH": path, "MADE": str(made)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, f"start --block --address={address}")

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from test_node import node_spec
 
-from dsv4kit.node import ends, outcome, resume
+from dsv4kit.node import resume
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.files import write_json
-from dsv4kit.node.spec import NodeSpec
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.files import write_json
+from dsv4kit.run.node_spec import NodeSpec
 
 
 def save_checkpoint(spec: NodeSpec, step: int) -> None:

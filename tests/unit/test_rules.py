@@ -6,7 +6,8 @@ import pytest
 
 from dsv4kit.config.loading import Override, combinations, load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.trainer import overrides, rules
+from dsv4kit.feasibility import trainer_rules
+from dsv4kit.verl_keys import overrides
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -22,7 +23,7 @@ def raw(key: str, value: object) -> Override:
 def problems(profile: str, *changes: Override) -> list[str]:
     chosen = combinations()[profile]
     resolved = load_settings(chosen["hardware"], chosen["model"], chosen["recipe"], changes)
-    return list(rules.broken(resolved.settings, resolved.sources))
+    return list(trainer_rules.broken(resolved.settings, resolved.sources))
 
 
 @pytest.mark.parametrize(

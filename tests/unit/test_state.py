@@ -12,8 +12,8 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.run_dir import ChainLink, RunDir, checked_name, find_run
 from dsv4kit.launch.slurm import JobState, Slurm
 from dsv4kit.launch.state import read_state
-from dsv4kit.node import ends, outcome
-from dsv4kit.node.files import append_json, write_json, write_text
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.files import append_json, write_json, write_text
 
 
 class Queue(Slurm):

@@ -15,8 +15,8 @@ from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission
-from dsv4kit.node import ends, outcome
-from dsv4kit.node.files import write_json
+from dsv4kit.run import ends, outcome
+from dsv4kit.run.files import write_json
 
 QUEUE = """#!/bin/bash
 cd "$(dirname "$0")/.." || exit 1

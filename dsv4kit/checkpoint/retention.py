@@ -1,0 +1,92 @@
+"""Which old checkpoints may go. verl's own pruning forgets everything at a restart and leaves shells (`data.pt` alone).
+
+Kept: the step the tracker names, the last K complete ones up to it, and milestones. Steps newer than the tracker are
+being written, or are for `checkpoint_repair` to judge; broken ones are evidence, and it moves them to the quarantine.
+Neither is deleted here. Where the tracker's own step is not complete, nothing is.
+
+Standard library only; used on the compute nodes, also while verl saves the next step.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from dsv4kit.checkpoint.inspection import CheckpointState
+from dsv4kit.checkpoint.shard_files import show
+from dsv4kit.checkpoint.tracker import read_tracker
+
+DELETING_SUFFIX = ".deleting"
+
+
+def retention_plan(
+    state: CheckpointState, keep_last: int, milestone_every: int | None = None, keep: Collection[int] = ()
+) -> list[Path]:
+    """Step directories to delete, oldest first. Pure.
+
+    `keep_last` (>= 1): complete steps to keep, the tracker's included. `milestone_every`: also keep the complete steps
+    divisible by it. `keep`: steps to keep in any case.
+    """
+    if keep_last < 1:
+        raise ValueError(f"keep_last is at least 1, not {keep_last}")
+    if milestone_every is not None and milestone_every < 1:
+        raise ValueError(f"milestone_every is at least 1, not {milestone_every}")
+    current = state.at(state.tracker.step)
+    if current is None or not current.complete:
+        return []
+    settled = [step for step in state.complete if step.step <= current.step]
+    kept = {step.step for step in settled[-keep_last:]} | set(keep) | {current.step}
+    if milestone_every:
+        kept |= {step.step for step in settled if step.step % milestone_every == 0}
+    surplus = [step for step in state.steps if step.step < current.step and step.step not in kept]
+    return [step.path for step in surplus if step.complete or (step.shell and not step.unreadable)]
+
+
+def apply_retention(directory: Path, surplus: Collection[Path]) -> list[str]:
+    """Delete the directories of a plan; returns readable lines, failures included: pruning never ends a run.
+
+    Each is renamed to `<name>.deleting` first, so that a half-deleted directory is never taken for a checkpoint; what
+    an interrupted call left under such names is deleted too. The step that the tracker names by now is spared.
+    """
+    done: list[str] = []
+    tracked = read_tracker(directory)
+    for path in surplus:
+        if path.parent != directory:
+            raise ValueError(f"{path} is not in {directory}")
+        if tracked is None or path.name == f"global_step_{tracked}":
+            done.append(f"kept {show(path.name)}: the tracker names {tracked or 'no step'} by now")
+            continue
+        doomed = path.with_name(path.name + DELETING_SUFFIX)
+        try:
+            if os.path.lexists(doomed):
+                _remove(doomed)
+            os.rename(path, doomed)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            done.append(f"could not delete {show(path.name)}: {error.strerror or error}")
+    try:
+        leftovers = sorted(name for name in os.listdir(directory) if _is_doomed(name))
+    except OSError as error:
+        return [*done, f"could not list {directory}: {error.strerror or error}"]
+    for name in leftovers:
+        try:
+            _remove(directory / name)
+            done.append(f"deleted {show(name.removesuffix(DELETING_SUFFIX))}")
+        except OSError as error:
+            done.append(f"could not delete all of {show(name)}: {error.strerror or error}")
+    return done
+
+
+def _is_doomed(name: str) -> bool:
+    step = name.removeprefix("global_step_").removesuffix(DELETING_SUFFIX)
+    return step.isdecimal() and step.isascii() and name == f"global_step_{step}{DELETING_SUFFIX}"
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        os.unlink(path)
+    else:
+        shutil.rmtree(path)

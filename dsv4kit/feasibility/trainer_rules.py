@@ -1,0 +1,358 @@
+"""What would fail hours later, in a queue or on 64 nodes, is refused here: one function per rule.
+
+A rule yields one line per thing that is wrong: what was said, why it cannot work, what would. Sources are files of verl
+0.9.1, Megatron-LM, or threads upstream; memory is the planner's affair, data that of `data_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv4kit.config.schema import Settings
+from dsv4kit.errors import nearest
+from dsv4kit.verl_keys.features import Features, features_of
+from dsv4kit.verl_keys.pairs import data_parallel, is_sft, longest_sequence, micro_batch_tokens, replica_gpus
+from dsv4kit.verl_keys.rollout import expert_parallel
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+# DeepGEMM's MXFP4 experts on GB200 died in vLLM's profiling run at 10,240 batched tokens, and ran at this many.
+_DEEP_GEMM_TOKENS = 4096
+_BLACKWELL = 100
+_PLUGINS = Path(__file__).parents[1] / "plugin"
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the rules look at: the settings, where each came from, and what the image's verl offers."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+    features: Features
+
+    def said(self, key: str, value: object) -> str:
+        """The setting as the user wrote it, or where it stands."""
+        source = self.sources.get(key)
+        if source is None:
+            return f"{key}={value}"
+        if source.startswith(("SET ", "VERL ")):
+            return f"{source}={value}"
+        return source if "=" in source else f"{source}: {key}={value}"
+
+    def verl(self, key: str) -> Any:
+        """A raw key of verl's; None where it is not given."""
+        return self.settings.verl.get(key)
+
+
+Rule = Callable[[Case], Iterator[str]]
+
+
+def broken(settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
+    """Everything that is wrong, most telling first."""
+    case = Case(settings, sources, features_of(settings.engine.verl))
+    for rule in RULES:
+        yield from rule(case)
+
+
+def node_unit(settings: Settings) -> int:
+    """Legal node counts are multiples of this: whole pipelines, expert groups, context groups and rollout replicas."""
+    actor, per_node = settings.parallel.actor, settings.hardware.gpus_per_node
+    gpus = math.lcm(
+        actor.tensor_parallel_size * actor.pipeline_parallel_size * actor.context_parallel_size,
+        actor.pipeline_parallel_size * actor.expert_parallel_size,
+        1 if is_sft(settings) else replica_gpus(settings),
+    )
+    return math.lcm(math.lcm(gpus, per_node) // per_node, settings.schedule.nodes_multiple_of)
+
+
+def nodes(case: Case) -> Iterator[str]:
+    """Megatron `parallel_state.py`; verl `engine_workers.py:655`."""
+    settings, unit = case.settings, node_unit(case.settings)
+    count, actor = settings.schedule.nodes, settings.parallel.actor
+    if count % unit:
+        below = count // unit * unit
+        legal = " and ".join(str(n) for n in (below, below + unit) if n)
+        reason = f"PP{actor.pipeline_parallel_size} x EP{actor.expert_parallel_size}"
+        if actor.context_parallel_size > 1:
+            reason += f" x CP{actor.context_parallel_size}"
+        if not is_sft(settings):
+            reason += f" and rollout replicas of {replica_gpus(settings)} GPUs"
+        yield (
+            f"{case.said('schedule.nodes', count)}: {settings.profile} needs a multiple of {unit} ({reason} on nodes of"
+            f" {settings.hardware.gpus_per_node} GPUs); nearest: {legal}"
+        )
+
+
+def rollout_experts(case: Case) -> Iterator[str]:
+    """verl `workers/config/rollout.py:294`."""
+    settings = case.settings
+    if is_sft(settings):
+        return
+    expert, replica = expert_parallel(settings), replica_gpus(settings)
+    if expert not in (1, replica):
+        yield (
+            f"{case.said('parallel.rollout.expert_parallel_size', expert)}: verl wants the rollout's EP to be 1 or"
+            f" TP x DP = {replica}"
+        )
+
+
+def rollout_tensor(case: Case) -> Iterator[str]:
+    """verl `vllm_async_server.py:384`: data-parallel ranks of a node are its GPUs over TP."""
+    settings = case.settings
+    tensor, gpus = settings.rollout.tensor_model_parallel_size, settings.hardware.gpus_per_node
+    if not is_sft(settings) and gpus % tensor and tensor % gpus:
+        yield (
+            f"{case.said('rollout.tensor_model_parallel_size', tensor)}: does not divide the {gpus} GPUs of a node;"
+            f" {', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} do"
+        )
+
+
+def mini_batch(case: Case) -> Iterator[str]:
+    """verl `engine_workers.py:267` asserts it at the first update, after an hour of start."""
+    settings = case.settings
+    if settings.engine.backend != "megatron":
+        return
+    ranks = data_parallel(settings)
+    if is_sft(settings):
+        batch = settings.data.train_batch_size
+        if batch % ranks:
+            yield (
+                f"{case.said('data.train_batch_size', batch)}: not a multiple of the {ranks} data-parallel ranks;"
+                f" nearest: {_multiples(batch, ranks)}"
+            )
+        return
+    prompts, samples = case.verl(f"{_ACTOR}.ppo_mini_batch_size") or settings.data.train_batch_size, settings.rollout.n
+    if settings.data.train_batch_size < prompts:
+        yield (
+            f"{case.said('data.train_batch_size', settings.data.train_batch_size)}: smaller than ppo_mini_batch_size ="
+            f" {prompts} (verl workers/config/actor.py)"
+        )
+    if prompts * samples % ranks:
+        step = ranks // math.gcd(ranks, samples)
+        yield (
+            f"{case.said('schedule.nodes', settings.schedule.nodes)}: {ranks} data-parallel ranks cannot share a"
+            f" mini-batch of {prompts} prompts x {samples} samples; {_multiples(prompts, step)} prompts would do"
+            f" (SET=data.train_batch_size=... VERL={_ACTOR}.ppo_mini_batch_size=...){_fitting_nodes(settings, prompts)}"
+        )
+
+
+def _fitting_nodes(settings: Settings, prompts: int) -> str:
+    """The nearest legal node counts whose data-parallel ranks can share the mini-batch."""
+    unit, wanted = node_unit(settings), settings.schedule.nodes
+    per_unit = data_parallel(settings) * unit // wanted
+    fitting = [n * unit for n in range(1, 4 * wanted // unit + 2) if prompts * settings.rollout.n % (n * per_unit) == 0]
+    closest = sorted(sorted(fitting, key=lambda n: abs(n - wanted))[:2])
+    return f", or NODES={' or '.join(map(str, closest))}" if closest else ""
+
+
+def _multiples(number: int, step: int) -> str:
+    """The nearest multiples of `step` around `number`, above zero."""
+    below = number // step * step
+    return " or ".join(str(n) for n in (below, below + step) if n)
+
+
+def batch_tokens(case: Case) -> Iterator[str]:
+    """A micro-batch must hold the longest sample."""
+    settings = case.settings
+    tokens, longest = micro_batch_tokens(settings), longest_sequence(settings)
+    context = settings.parallel.actor.context_parallel_size
+    if settings.engine.backend == "megatron" and tokens * context < longest:
+        yield (
+            f"{case.said('parallel.actor.micro_batch_tokens', tokens)}: x CP{context} holds no sample of {longest}"
+            f" tokens; at least {-(-longest // context)}"
+        )
+
+
+def deep_gemm(case: Case) -> Iterator[str]:
+    """verl #8381 and #8383."""
+    settings = case.settings
+    if is_sft(settings):
+        return
+    chosen = settings.kernels.moe_backend
+    backend = chosen or (case.features.moe_backend if settings.engine.backend == "megatron" else None)
+    if backend is None or "deep_gemm" not in backend:
+        return
+    said = case.said("kernels.moe_backend", chosen)
+    if chosen is None:
+        said += f" leaves verl {case.features.name} its default, {backend}, which"
+    architecture, tokens = settings.hardware.sm_architecture or 0, settings.parallel.rollout.max_num_batched_tokens
+    if architecture < _BLACKWELL:
+        yield (
+            f"{said}: fails on {settings.hardware.name} at load_model, its kernel needs compute capability 10.0;"
+            " marlin works"
+        )
+    elif tokens > _DEEP_GEMM_TOKENS:
+        yield (
+            f"{said}: died in vLLM's profiling run at 10,240 batched tokens, here they are {tokens}; marlin works, or"
+            f" SET=parallel.rollout.max_num_batched_tokens={_DEEP_GEMM_TOKENS} (24 % slower generation measured)"
+        )
+
+
+def dsa_fusion(case: Case) -> Iterator[str]:
+    """verl #6603."""
+    settings, key = case.settings, "apply_dsa_kernel_fusion"
+    if (settings.hardware.sm_architecture or _BLACKWELL) >= _BLACKWELL or settings.hardware.device == "cpu":
+        return
+    asked = [("kernels.dsa_fusion", settings.kernels.dsa_fusion)]
+    asked += [(f"verl.{name}", value) for name, value in settings.verl.items() if name.endswith(key)]
+    for name, value in asked:
+        if value:
+            yield (
+                f"{case.said(name, value)}: the fused sparse-attention kernels need compute capability 10.0,"
+                f" {settings.hardware.name} has {settings.hardware.sm_architecture / 10:.1f}; False is right here"  # type: ignore[operator]
+            )
+
+
+def async_save(case: Case) -> Iterator[str]:
+    """verl #8000, #7363, #7952: the import fails with megatron-core 0.19, and the tracker is never written."""
+    for key in (f"{_ACTOR}.checkpoint.async_save", "checkpoint.async_save"):
+        if case.verl(key):
+            yield (
+                f"{case.said(f'verl.{key}', True)}: breaks with megatron-core 0.19 and leaves no tracker, so that every"
+                " segment would start over; False is the only value that saves"
+            )
+
+
+def learning_rate(case: Case) -> Iterator[str]:
+    """verl `megatron_checkpoint_manager.py:943`: the schedule is saved with the optimizer, loaded only if asked."""
+    settings = case.settings
+    if settings.engine.backend != "megatron":
+        return
+    prefix = "optim" if is_sft(settings) else f"{_ACTOR}.optim"
+    style, warmup = case.verl(f"{prefix}.lr_decay_style"), f"{prefix}.lr_warmup_steps"
+    key = f"{prefix}.lr_decay_style"
+    if style in (None, "constant"):
+        key = next((k for k in (warmup, f"{warmup}_ratio") if (case.verl(k) or 0) > 0), "")
+    if not key:
+        return
+    said = case.said(f"verl.{key}", case.verl(key))
+    if "optimizer" not in settings.checkpoint.contents:
+        yield (
+            f"{said}: only a constant learning rate survives a resume without the optimizer: its schedule would start"
+            " again in every segment; SET=checkpoint.contents=[model,optimizer,extra], or a constant rate"
+        )
+    elif not case.verl(f"{prefix}.use_checkpoint_opt_param_scheduler"):
+        yield (
+            f"{said}: verl does not load the schedule's state by itself: also"
+            f" VERL={prefix}.use_checkpoint_opt_param_scheduler=True (verl #7953)"
+        )
+    elif not case.verl(f"{prefix}.lr_decay_steps"):
+        yield (
+            f"{said}: its length would be that of a segment: also VERL={prefix}.lr_decay_steps=<updates of the whole"
+            f" run>, {settings.schedule.steps} with one update per step"
+        )
+
+
+def optimizer(case: Case) -> Iterator[str]:
+    """Levers that would do nothing, or that no verl can take."""
+    levers = case.settings.optimizer
+    if not levers.cpu_offload and "optimizer.offload_fraction" in case.sources and levers.offload_fraction < 1:
+        yield (
+            f"{case.said('optimizer.offload_fraction', levers.offload_fraction)}: does nothing while Adam runs on the"
+            " GPU; SET=optimizer.cpu_offload=True moves it"
+        )
+    if levers.gpu_state_bytes == 2:
+        yield (
+            f"{case.said('optimizer.gpu_state_bytes', 2)}: verl passes on fp32 and bf16 only (utils/megatron/"
+            "optimizer.py); 4 or 8"
+        )
+    for name, value in case.settings.verl.items():
+        if ".override_optimizer_config." in name and name.endswith("_dtype"):
+            own = name.replace("override_optimizer_config.", "")
+            yield (
+                f"{case.said(f'verl.{name}', value)}: reaches Megatron as text, not as a type; verl's own key is {own}"
+            )
+
+
+def router_replay(case: Case) -> Iterator[str]:
+    """verl `engine/megatron.yaml:129`, `vllm_async_server.py:437`."""
+    mode = case.settings.rollout.router_replay
+    if mode != "disabled" and case.settings.engine.backend != "megatron":
+        yield f"{case.said('rollout.router_replay', mode)}: only verl's Megatron engine replays routes; disabled here"
+    if mode == "R2" and case.verl("algorithm.rollout_correction.bypass_mode"):
+        yield (
+            f"{case.said('rollout.router_replay', mode)}: R2 records routes in the log-prob pass, which"
+            " algorithm.rollout_correction.bypass_mode leaves out; R3 takes them from the rollout"
+        )
+
+
+def tokens_of_prompts(case: Case) -> Iterator[str]:
+    """verl `utils/tokenizer/deepseek.py`: the one place that still asks the tokenizer for a template."""
+    key = "data.filter_overlong_prompts"
+    geometry, template = case.settings.model.geometry, case.settings.model.chat_template_file
+    if case.verl(key) and geometry is not None and not template and not is_sft(case.settings):
+        yield (
+            f"{case.said(f'verl.{key}', True)}: asks the tokenizer for a chat template, DeepSeek-V4 has none; False, or"
+            " CHAT_TEMPLATE_FILE=..."
+        )
+
+
+def dynamic_batches(case: Case) -> Iterator[str]:
+    """verl `engine_workers.py:616`."""
+    actor, rollout = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
+    ours, theirs = case.verl(actor), case.verl(rollout)
+    if theirs is not None and bool(ours) != bool(theirs):
+        yield f"{case.said(f'verl.{actor}', ours)}: must equal {rollout}={theirs} (verl engine_workers.py)"
+
+
+def determinism(case: Case) -> Iterator[str]:
+    """One seed for all samples of a prompt: equal answers, advantage 0."""
+    key = f"{_ROLLOUT}.full_determinism"
+    if case.verl(key):
+        yield (
+            f"{case.said(f'verl.{key}', True)}: all samples of a prompt become the same, every advantage 0 and nothing"
+            " is learnt; DETERMINISTIC=True gives each sample a seed of its own"
+        )
+
+
+def kit_modules(case: Case) -> Iterator[str]:
+    """Names of the kit's own modules; what else is in the image can only be seen there."""
+    settings, prefix = case.settings, "pkg://"
+    named: list[tuple[str, object, str]] = [(f"plugins.{name}", on, name) for name, on in settings.plugins.items()]
+    if (path := settings.reward.function_path) and path.startswith(prefix):
+        named.append(("reward.function_path", path, path.removeprefix(prefix)))
+    known = [f"dsv4kit.plugin.{file.stem}" for file in sorted(_PLUGINS.glob("[a-z]*.py"))]
+    for key, value, name in named:
+        if name.partition(".")[0] == "dsv4kit" and name not in known:
+            yield f"{case.said(key, value)}: the kit has no module {name!r}{nearest(name, known)}"
+
+
+def dead_keys(case: Case) -> Iterator[str]:
+    """Keys verl has and never reads."""
+    for key, reason in DEAD.items():
+        if key in case.settings.verl:
+            yield f"{case.said(f'verl.{key}', case.verl(key))}: has no effect, {reason}"
+
+
+# verl 0.9.1 and main of August 2026 alike.
+DEAD = {
+    "actor_rollout_ref.nccl_timeout": "no code reads it (verl #7815); torch's and Megatron's limits hold",
+    "trainer.esi_redundant_time": "only the old trainer reads it; the kit itself stops before the time limit",
+    "trainer.ray_wait_register_center_timeout": "only the old trainer reads it",
+    f"{_ACTOR}.megatron.dist_checkpointing_prefix": "the loader is called without it (transformer_impl.py:499)",
+    f"{_ACTOR}.megatron.router_replay.record_file": "no code reads it",
+    f"{_ACTOR}.megatron.router_replay.replay_file": "no code reads it",
+}
+
+RULES: tuple[Rule, ...] = (
+    nodes,
+    rollout_experts,
+    rollout_tensor,
+    deep_gemm,
+    dsa_fusion,
+    async_save,
+    learning_rate,
+    optimizer,
+    router_replay,
+    tokens_of_prompts,
+    dynamic_batches,
+    determinism,
+    kit_modules,
+    dead_keys,
+    mini_batch,
+    batch_tokens,
+)

@@ -1,0 +1,82 @@
+"""A Ray cluster over all nodes; the driver is one process on node 0 and starts the trainer's processes through it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dsv4kit.node import ports
+from dsv4kit.node.attempt import Attempt
+from dsv4kit.node.launcher import AttemptError, Launcher
+from dsv4kit.node.preflight import NodeReport
+from dsv4kit.node.ray import cluster
+from dsv4kit.run import ends
+from dsv4kit.run.files import tail
+from dsv4kit.run.node_spec import NodeSpec
+
+_POLL_S = 0.1
+
+
+class RayLauncher(Launcher):
+    """Head on node 0, a worker on every other node, all started at the same moment."""
+
+    def __init__(self, spec: NodeSpec, attempt: Attempt, env: Mapping[str, str], temporary: Path) -> None:
+        super().__init__(spec, attempt, env, temporary)
+        self._log = attempt.node_file(".ray.log")
+        self._worker: cluster.Starter | None = None
+
+    def tend(self, own: NodeReport) -> str | None:
+        """Joins as soon as there is a head."""
+
+        def start() -> subprocess.Popen[bytes]:
+            return cluster.start_worker(own.address, self.spec.ray, self.env, self.attempt.dir, self._log)
+
+        self._worker = self._worker or cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        failure = self._worker.failure(self.attempt.ready)
+        return f"{failure}: {' / '.join(tail(self._log, 2))}" if failure else None
+
+    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], None]) -> None:
+        """Starts the head at once; the other nodes' reports come in while it does."""
+        readiness: subprocess.Popen[bytes] | None = None
+
+        def start() -> subprocess.Popen[bytes]:
+            nonlocal readiness
+            common = (self.env, self.attempt.dir, self._log)
+            readiness = cluster.start_readiness_watch(own.address, self.spec.nodes, self.spec.ray, *common)
+            return cluster.start_head(own.address, self.spec.ray, self.temporary, *common)
+
+        head = cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        while readiness is not None and readiness.poll() is None:
+            watch()
+            if failure := head.failure(cluster_is_ready=False):
+                raise AttemptError(ends.BRING_UP, [f"{own.host}: {failure}", *tail(self._log)], [own.host])
+            time.sleep(_POLL_S)
+        if readiness is None or readiness.returncode != 0:
+            self._blame_missing_nodes(own)
+        self.attempt.declare_ready()
+
+    def _blame_missing_nodes(self, own: NodeReport) -> None:
+        joined = cluster.joined(self.attempt.dir)
+        if own.address not in joined:  # the others could not join what was not there
+            line = f"{own.host}: the Ray head was not up after {self.spec.ray.ready_deadline_s:.0f} s"
+            raise AttemptError(ends.BRING_UP, [line, *tail(self._log)], [own.host])
+        reports = self.attempt.reports()
+        late = [report.host for report in reports if report.address not in joined]
+        silent = self.spec.nodes - len(reports)
+        lines = [
+            f"not joined after {self.spec.ray.ready_deadline_s:.0f} s: {', '.join(late) or 'none of those heard of'}"
+        ]
+        if silent:
+            lines.append(f"{silent} of {self.spec.nodes} agents never reported")
+        raise AttemptError(ends.BRING_UP, lines + tail(self._log), late)
+
+    def driver_env(self, own: NodeReport) -> Mapping[str, str]:
+        """Without the address verl would quietly start a Ray of its own on this one node."""
+        return {**self.env, "RAY_ADDRESS": f"{own.address}:{ports.GCS}"}
+
+    def keep_logs(self) -> None:
+        """Ray's logs lie in node-local scratch."""
+        cluster.keep_logs(self.temporary, self.attempt.dir / "ray-logs" / socket.gethostname())

@@ -1,0 +1,76 @@
+"""Which parameters each GPU holds, and whose optimizer state it owns.
+
+Ranks are ordered tp-cp-ep-dp-pp (Megatron-LM `parallel_state.py`): a pipeline stage is a contiguous block of ranks, so
+its nodes are contiguous too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.layout import Rules, Stage, check, generate, weights_for
+
+
+class Share(NamedTuple):
+    """One GPU of a pipeline stage: parameters it holds, and those whose optimizer state it owns (`state`)."""
+
+    stage: int
+    layers: tuple[int, ...]
+    embedding: bool
+    head: bool
+    mtp: int
+    dense: int
+    expert: int
+    state: float
+    active: int
+
+    @property
+    def held(self) -> int:
+        """All parameters on the GPU."""
+        return self.dense + self.expert
+
+    @property
+    def label(self) -> str:
+        """What the stage holds, in words."""
+        parts = [f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'}"]
+        parts += ["embedding"] * self.embedding + ["MTP"] * bool(self.mtp) + ["head"] * self.head
+        return " + ".join(parts)
+
+
+def rules_of(q: Question) -> Rules:
+    """What a layout of this question has to hold."""
+    return Rules(q.parallel.pipeline, q.geometry.num_layers, q.geometry.hash_layers, q.mtp_layers)
+
+
+def layout_of(q: Question) -> str:
+    """The layout string in use: the user's, or the generated one."""
+    return q.layout if q.layout is not None else generate(rules_of(q), weights_for(q.geometry, q.parallel.expert))
+
+
+def shares(q: Question) -> tuple[Share, ...]:
+    """One GPU of every pipeline stage."""
+    return tuple(_share(q, rank, stage) for rank, stage in enumerate(check(layout_of(q), rules_of(q))))
+
+
+def _share(q: Question, rank: int, stage: Stage) -> Share:
+    g, p = q.geometry, q.parallel
+    dense = sum(geo.layer_dense_params(g, g.compress_ratios[layer]) for layer in stage.layers)
+    active = dense + len(stage.layers) * g.experts_per_token * geo.expert_params(g)
+    dense += geo.embedding_params(g) * stage.embedding + geo.head_params(g) * stage.head
+    dense += geo.mtp_dense_params(g) * stage.mtp
+    active += geo.head_params(g) * (stage.head + stage.mtp)
+    active += (geo.mtp_dense_params(g) + g.experts_per_token * geo.expert_params(g)) * stage.mtp
+    expert = (len(stage.layers) + stage.mtp) * geo.layer_expert_params(g) // p.expert
+    return Share(
+        stage=rank,
+        layers=stage.layers,
+        embedding=stage.embedding,
+        head=stage.head,
+        mtp=stage.mtp,
+        dense=dense,
+        expert=expert,
+        state=dense / p.ranks_per_stage + expert / p.expert_data,
+        active=active,
+    )

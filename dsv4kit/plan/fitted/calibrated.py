@@ -1,0 +1,90 @@
+"""Where the planner's fitted constants hold: the runs they were fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dsv4kit.plan.counted.inputs import Levers, Question
+from dsv4kit.plan.counted.shards import layout_of
+
+
+class Point(NamedTuple):
+    """One measured run."""
+
+    hardware: str
+    model: str
+    recipe: str
+    nodes: int
+    pipeline: int
+    expert: int
+    context: int
+    sequences: int
+    prompt_tokens: int
+    response_tokens: int
+    layout: str
+    optimizer: str
+    rollout: str
+
+
+# Layouts and optimizer settings are not published: these are the ones that reproduce the published memory.
+PUBLISHED = (
+    Point(
+        *("h100", "dsv4-pro", "grpo", 64, 32, 8, 1, 64, 2048, 4096),
+        layout="Et*3|(tt|)*27(t|)*3tL",
+        optimizer="CPU 1, precision-aware, bf16 gradients",
+        rollout="TP 8 x DP 8",
+    ),
+    Point(
+        *("gb200", "dsv4-pro", "grpo", 64, 16, 16, 1, 64, 2048, 8192),
+        layout="Et*4|(t*4|)*12(t*3|)*2t*3L",
+        optimizer="CPU 1, bf16 gradients",
+        rollout="TP 1 x DP 32",
+    ),
+)
+
+MEMORY = ("hardware", "model", "recipe")
+TIME = (
+    *MEMORY,
+    *("nodes", "pipeline", "expert", "context", "sequences", "prompt_tokens", "response_tokens"),
+    *("layout", "optimizer", "rollout"),
+)
+
+
+def point_of(q: Question) -> Point:
+    """The question as a point."""
+    return Point(
+        hardware=q.hardware.name,
+        model=q.model,
+        recipe=q.recipe,
+        nodes=q.parallel.nodes,
+        pipeline=q.parallel.pipeline,
+        expert=q.parallel.expert,
+        context=q.parallel.context,
+        sequences=q.work.sequences,
+        prompt_tokens=q.work.prompt_tokens,
+        response_tokens=q.work.response_tokens,
+        layout=layout_of(q),
+        optimizer=_optimizer(q.levers),
+        rollout=f"TP {q.rollout.tensor} x DP {q.rollout.data}" if q.rollout else "none",
+    )
+
+
+def _optimizer(levers: Levers) -> str:
+    words = [f"CPU {levers.on_cpu:g}"]
+    words += ["precision-aware"] * levers.precision_aware + ["bf16 gradients"] * levers.bf16_gradients
+    return ", ".join(words)
+
+
+def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str]) -> tuple[str, ...]:
+    """In what the question differs from the nearest measured run; nothing where it is that run."""
+    own = point_of(q)
+    differences = (
+        tuple(
+            f"{name.replace('_', ' ')} {getattr(own, name)} (measured: {getattr(point, name)})"
+            for name in names
+            if getattr(own, name) != getattr(point, name)
+        )
+        for point in points
+    )
+    return min(differences, key=len, default=("nothing measured",))

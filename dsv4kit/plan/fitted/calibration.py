@@ -1,0 +1,154 @@
+"""Fitted constants of one site, from runs made there.
+
+Each run gives a value for the constants it can tell apart: the base of host memory and the head node's extra, what GPUs
+hold beyond the formula, and the times. `site_constants` plans with what is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import yaml
+
+from dsv4kit.errors import UserError
+from dsv4kit.plan.core import Memory, Plan, evaluate
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.coefficients import built_in
+from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.step_time import pipeline_work
+from dsv4kit.plan.counted.units import GB
+from dsv4kit.plan.fitted.calibrated import point_of
+from dsv4kit.plan.fitted.measured import Observation, observe
+from dsv4kit.plan.fitted.site_constants import path_of, read_runs
+
+_REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
+_GPU_MEMORY_NUMA_NODES = range(64)
+
+
+class Compared(NamedTuple):
+    """One predicted number beside the measured one."""
+
+    what: str
+    unit: str
+    predicted: float
+    measured: float
+
+
+def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str, float], Path]:
+    """Fits the site's constants to the run and stores them; the values, and where they are kept."""
+    observation = observe(run_dir, gpu_memory_numa(question))
+    if not observation.peaks and observation.times is None:
+        raise UserError(f"{run_dir}: no sampler files (segments/*/attempt-*/nodes/*.csv) and no metrics to fit to")
+    plan = evaluate(question, built_in())
+    values = fit(plan, observation)
+    path = path_of(site)
+    runs = [run for run in (read_runs(path) if path.is_file() else []) if run["run"] != run_dir.name]
+    runs.append({"run": run_dir.name, "point": point_of(question)._asdict(), "values": values})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(yaml.safe_dump({"site": site, "runs": runs}, sort_keys=False), encoding="utf-8")
+    temporary.replace(path)
+    return values, path
+
+
+def gpu_memory_numa(question: Question) -> tuple[int, ...]:
+    """NUMA nodes that are GPU memory: on Grace all that are not the CPUs'."""
+    if question.hardware.cpu_architecture != "aarch64":
+        return ()
+    return tuple(index for index in _GPU_MEMORY_NUMA_NODES if index not in question.hardware.cpu_numa_nodes)
+
+
+def fit(plan: Plan, observation: Observation) -> dict[str, float]:
+    """Values of the constants the observation determines, by name."""
+    return {**_fit_host(plan, observation), **_fit_gpu(plan, observation), **_fit_times(plan, observation)}
+
+
+def _expected(memory: Memory) -> tuple[list[float], list[float]]:
+    """Per node, sorted: GB that the formula alone expects on the host, GiB on its fullest GPU."""
+    host, gpu = [], []
+    for node in memory.nodes:
+        bare = node.physical_gb - node.base_gb - node.head_extra_gb
+        need = max(memory.stages[stage].need_gib for stage in node.stages)
+        host += [bare] * node.nodes
+        gpu += [need] * node.nodes
+    return sorted(host), sorted(gpu)
+
+
+def _fit_host(plan: Plan, observation: Observation) -> dict[str, float]:
+    """Nodes are matched by rank of fullness; what the median one holds beyond the formula is the base, and what the
+    one with most beyond it has on top is the head node's."""
+    expected, _ = _expected(plan.memory)
+    measured = sorted(peaks.host_gb for peaks in observation.peaks)
+    if len(measured) != len(expected) or len(measured) < 2:
+        return {}
+    beyond = [m - e for m, e in zip(measured, expected, strict=True)]
+    base = max(0.0, median(beyond))
+    arch, gpus = plan.question.hardware.cpu_architecture, plan.question.parallel.gpus_per_node
+    return {
+        f"host_base_gb.{arch}": base * _REFERENCE_GPUS[arch] / gpus,
+        f"host_head_extra_gb.{arch}": max(0.0, max(beyond) - base),
+    }
+
+
+def _fit_gpu(plan: Plan, observation: Observation) -> dict[str, float]:
+    """One run has one length of micro-batch, so that only a constant can be told from it: it goes into the context."""
+    _, expected = _expected(plan.memory)
+    measured = sorted(peaks.gpu_gib for peaks in observation.peaks if peaks.gpu_gib is not None)
+    if len(measured) != len(expected) or not measured:
+        return {}
+    arch = plan.question.hardware.cpu_architecture
+    context = plan.coefficients.of("gpu_context_gib", arch)
+    beyond = median(m - (e - context) for m, e in zip(measured, expected, strict=True))
+    return {f"gpu_context_gib.{arch}": max(0.0, beyond)}
+
+
+def _fit_times(plan: Plan, observation: Observation) -> dict[str, float]:
+    q, times, hardware = plan.question, observation.times, plan.question.hardware.name
+    if times is None:
+        return {}
+    totals = geo.totals(q.geometry)
+    values: dict[str, float] = {}
+    if times.first_s is not None:
+        values[f"first_step_extra_s.{hardware}"] = max(0.0, times.first_s - times.steady_s)
+    if q.recipe == "sft":
+        tokens = q.work.sequences * q.work.sequence_tokens
+        values["sft_s_per_token_per_gpu"] = times.steady_s * q.parallel.world / tokens / (totals.active / 13.27e9)
+        return values
+    if not times.generation_s or not times.update_weights_s:
+        return values
+    values[f"decode_s_per_token.{hardware}"] = times.generation_s / (
+        q.work.response_tokens * q.geometry.num_layers / 61
+    )
+    rate = 2 * totals.main / GB / times.update_weights_s
+    shallow = q.parallel.pipeline <= 4
+    values["update_weights_shallow_gb_per_s" if shallow else f"update_weights_gb_per_s.{hardware}"] = rate
+    values[f"train_s.{hardware}"] = max(0.0, times.steady_s - times.generation_s - times.update_weights_s)
+    values[f"train_pipeline_reference.{hardware}"] = pipeline_work(q, plan.memory.shares)
+    values[f"train_state_reference.{hardware}"] = max(share.state for share in plan.memory.shares)
+    return values
+
+
+def compare(plan: Plan, observation: Observation) -> tuple[Compared, ...]:
+    """Predicted beside measured, for the report."""
+    rows = []
+    memory, times = plan.memory, observation.times
+    if observation.peaks:
+        hosts = [peaks.host_gb for peaks in observation.peaks]
+        fullest = memory.fullest_node.physical_gb
+        rows.append(Compared("host memory, fullest node", "GB", fullest, max(hosts)))
+        rows.append(Compared("host memory, emptiest node", "GB", min(n.physical_gb for n in memory.nodes), min(hosts)))
+    gpus = [peaks.gpu_gib for peaks in observation.peaks if peaks.gpu_gib is not None]
+    if gpus:
+        rows.append(Compared("GPU memory, fullest", "GiB", memory.fullest_stage.need_gib, max(gpus)))
+    if times:
+        rows.append(Compared("steady step", "s", plan.step.steady_s, times.steady_s))
+        if times.first_s is not None:
+            rows.append(Compared("first step", "s", plan.step.first_s, times.first_s))
+        if times.generation_s is not None:
+            rows.append(Compared("generation", "s", plan.step.generation_s, times.generation_s))
+        if times.update_weights_s is not None:
+            rows.append(Compared("weight update", "s", plan.step.update_weights_s, times.update_weights_s))
+    return tuple(rows)

@@ -1,0 +1,157 @@
+"""The plan for programs: plain values, units in the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsv4kit.plan.core import Plan
+from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.segments import SegmentPlan
+from dsv4kit.plan.counted.topology import slurm_segment
+from dsv4kit.plan.fitted.calibrated import point_of
+from dsv4kit.plan.levers import Lever
+from dsv4kit.plan.search import Candidate
+
+
+def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
+    """Everything `dsv4kit plan` shows."""
+    q, memory = plan.question, plan.memory
+    totals = geo.totals(q.geometry)
+    return {
+        "verdict": plan.verdict.verdict,
+        "reasons": list(plan.verdict.reasons),
+        "warnings": list(plan.verdict.warnings),
+        "question": point_of(q)._asdict() | {"gpus_per_node": q.parallel.gpus_per_node, "mtp": q.mtp},
+        "coefficients": plan.coefficients.origin,
+        "extrapolated": list(plan.memory_extrapolated),
+        "model": {
+            "parameters": totals.with_mtp if q.mtp else totals.main,
+            "active_parameters": totals.active,
+            "released_gb": _r(totals.released_with_mtp_bytes / 1e9),
+        },
+        "gpu": {
+            "stages": [
+                {
+                    "stage": stage.share.stage,
+                    "layers": len(stage.share.layers),
+                    "embedding": stage.share.embedding,
+                    "head": stage.share.head,
+                    "mtp": stage.share.mtp,
+                    "weights_gib": _r(stage.weights_gib),
+                    "gradients_gib": _r(stage.gradients_gib),
+                    "optimizer_gib": _r(stage.optimizer_gib),
+                    "cast_gib": _r(stage.cast_gib),
+                    "activations_gib": _r(stage.activations_gib),
+                    "static_gib": _r(stage.static_gib),
+                    "peak_gib": _r(stage.peak_gib),
+                    "need_gib": _r(stage.need_gib),
+                    "limit_gib": _r(stage.limit_gib),
+                }
+                for stage in memory.stages
+            ]
+        },
+        "host": {
+            "nodes": [
+                {
+                    "nodes": node.nodes,
+                    "role": node.role,
+                    "first_node": node.first,
+                    "head": node.head,
+                    "optimizer_gb": _r(node.optimizer_gb),
+                    "parked_gb": _r(node.parked_gb),
+                    "pinned_gradients_gb": _r(node.pinned_gradients_gb),
+                    "pinned_master_gb": _r(node.pinned_master_gb),
+                    "pinned_weights_gb": _r(node.pinned_weights_gb),
+                    "rollout_gb": _r(node.rollout_gb),
+                    "base_gb": _r(node.base_gb),
+                    "head_extra_gb": _r(node.head_extra_gb),
+                    "object_store_gb": _r(node.object_store_gb),
+                    "pageable_gb": _r(node.pageable_gb),
+                    "pinned_gb": _r(node.pinned_gb),
+                    "physical_gb": _r(node.physical_gb),
+                    "reported_gb": _r(node.reported_gb),
+                    "limit_gb": _r(node.limit_gb),
+                }
+                for node in memory.nodes
+            ]
+        },
+        "checkpoint": {
+            "contents": list(plan.checkpoint.contents),
+            "parts_gb": {name: _r(size) for name, size in plan.checkpoint.parts_gb},
+            "size_gb": _r(plan.checkpoint.size_gb),
+            "lossless": plan.checkpoint.lossless,
+            "note": plan.checkpoint.note,
+        },
+        "slurm": {"segment": slurm_segment(q)},
+        "rollout": _rollout(plan),
+        "step": {
+            "generation_s": _r(plan.step.generation_s),
+            "update_weights_s": _r(plan.step.update_weights_s),
+            "train_s": _r(plan.step.train_s),
+            "steady_s": _r(plan.step.steady_s),
+            "first_s": _r(plan.step.first_s),
+            "first_warm_s": _r(plan.step.first_warm_s),
+            "extrapolated": list(plan.step.extrapolated),
+        },
+        "segment": _segment(plan.segment) | {"warm": _segment(plan.segment_warm)},
+        "levers": [lever._asdict() for lever in levers],
+    }
+
+
+def _rollout(plan: Plan) -> dict[str, Any] | None:
+    rollout, asked = plan.memory.rollout, plan.question.rollout
+    if rollout is None or asked is None:
+        return None
+    return {
+        "tensor_parallel_size": asked.tensor,
+        "data_parallel_size": asked.data,
+        "expert_parallel_size": asked.expert,
+        "replicas": rollout.replicas,
+        "weights_gb": _r(rollout.weights_gb),
+        "budget_gb": _r(rollout.budget_gb),
+        "workspace_gb": _r(rollout.activations_gb + rollout.overhead_gb),
+        "kv_gb": _r(rollout.kv_gb),
+        "kv_bytes_per_token": _r(rollout.kv_bytes_per_token),
+        "kv_tokens": rollout.kv_tokens,
+        "fits": rollout.fits,
+    }
+
+
+def _segment(segment: SegmentPlan) -> dict[str, Any]:
+    return {
+        "steps": segment.steps,
+        "fitting_steps": segment.fitting_steps,
+        "count": segment.segments,
+        "duration_s": _r(segment.duration_s),
+        "save_s": _r(segment.timing.save_s),
+        "useful": _r(segment.useful, 4),
+        "goodput": _r(segment.goodput, 4),
+        "node_hours": _r(segment.node_hours) if segment.steps else None,
+        "mtbf_h": _r(segment.mtbf_h),
+        "young_h": _r(segment.young_h),
+        "daly_h": _r(segment.daly_h),
+        "save_steps": segment.save_steps,
+    }
+
+
+def candidates_json(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
+    """The search's result."""
+    return [
+        {
+            "verdict": x.verdict,
+            "pipeline_parallel_size": x.question.parallel.pipeline,
+            "expert_parallel_size": x.question.parallel.expert,
+            "context_parallel_size": x.question.parallel.context,
+            "layout": x.layout,
+            "rollout": x.question.rollout and {"tensor": x.question.rollout.tensor, "data": x.question.rollout.data},
+            "gpu_need_gib": _r(x.gpu_need_gib),
+            "host_physical_gb": _r(x.host_physical_gb),
+            "steady_s": _r(x.steady_s),
+            "imbalance": _r(x.imbalance, 3),
+        }
+        for x in candidates
+    ]
+
+
+def _r(value: float, digits: int = 2) -> float:
+    return round(value, digits)

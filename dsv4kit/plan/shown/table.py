@@ -1,0 +1,274 @@
+"""The plan for people, in text of a hundred columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from dsv4kit.plan.counted import geometry as geo
+
+if TYPE_CHECKING:
+    from dsv4kit.plan.core import Plan
+    from dsv4kit.plan.counted.gpu_memory import StageMemory
+    from dsv4kit.plan.counted.host_memory import NodeMemory
+    from dsv4kit.plan.levers import Lever
+    from dsv4kit.plan.search import Candidate
+
+WIDTH = 100
+_BAR = 50
+_SAYS = {"fit": "FITS", "tight": "TIGHT", "no": "DOES NOT FIT"}
+# Letter in the bar, and what it stands for.
+_PARTS: tuple[tuple[str, str, Callable[[NodeMemory], float]], ...] = (
+    ("a", "Adam moments, masters", lambda n: n.optimizer_gb),
+    ("p", "parked by verl", lambda n: n.parked_gb),
+    ("g", "pinned gradients", lambda n: n.pinned_gradients_gb),
+    ("m", "pinned masters", lambda n: n.pinned_master_gb),
+    ("w", "pinned weights", lambda n: n.pinned_weights_gb),
+    ("r", "rollout's weights", lambda n: n.rollout_gb),
+    ("b", "processes", lambda n: n.base_gb),
+    ("h", "head node's own", lambda n: n.head_extra_gb),
+)
+
+
+def render(plan: Plan, levers: Sequence[Lever] = ()) -> str:
+    """The whole answer."""
+    blocks = [_head(plan), _verdict(plan), _gpu(plan), _host(plan)]
+    if plan.memory.rollout:
+        blocks.append(_rollout(plan))
+    blocks += [_checkpoint(plan), _time(plan), _warnings(plan)]
+    if levers:
+        blocks.append(_levers(levers))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first one left-justified, the others right."""
+    lines = [tuple(header), *(tuple(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _wrapped(text: str, first: str = "", rest: str = "  ") -> str:
+    import textwrap
+
+    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest)
+
+
+def _head(plan: Plan) -> str:
+    q, p = plan.question, plan.question.parallel
+    totals = geo.totals(q.geometry)
+    parameters = totals.with_mtp if q.mtp else totals.main
+    lengths = f"{q.work.sequences} sequences of up to {q.work.prompt_tokens} + {q.work.response_tokens} tokens"
+    context = f" x CP {p.context}" if p.context > 1 else ""
+    lines = [
+        f"{q.model} {q.recipe}: {p.nodes} nodes x {p.gpus_per_node} {q.hardware.name.upper()} = {p.world} GPUs,"
+        f" {parameters / 1e9:.0f} B parameters, a step is {lengths}",
+        f"actor: {p.pipeline} pipeline stages (PP) of {p.ranks_per_stage} GPUs; experts over {p.expert} GPUs (EP),"
+        f" {p.expert_data} {'copy' if p.expert_data == 1 else 'copies'} of each{context}",
+        f"layout: {plan.layout}   (E embedding, t layer, L head; | between stages)",
+        f"constants: {plan.coefficients.origin}",
+    ]
+    if plan.memory_extrapolated:
+        lines.append("memory is extrapolated: " + ", ".join(plan.memory_extrapolated))
+    return "\n".join(_wrapped(line) for line in lines)
+
+
+def _verdict(plan: Plan) -> str:
+    lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}"]
+    return "\n".join([*lines, *(_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons)])
+
+
+def _runs(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
+    """Neighbours that differ in nothing a reader would see."""
+    runs: list[list[StageMemory]] = []
+    for stage in stages:
+        last = runs[-1][-1] if runs else None
+        alike = last is not None and last.share.label == stage.share.label and abs(last.need_gib - stage.need_gib) < 0.5
+        if alike:
+            runs[-1].append(stage)
+        else:
+            runs.append([stage])
+    return runs
+
+
+def _gpu(plan: Plan) -> str:
+    rows = []
+    for run in _runs(plan.memory.stages):
+        stage = max(run, key=lambda s: s.need_gib)
+        name = f"{run[0].share.stage}" if len(run) == 1 else f"{run[0].share.stage}-{run[-1].share.stage}"
+        rows.append(
+            (
+                f"{name}: {stage.share.label}",
+                *(
+                    f"{value:.1f}"
+                    for value in (
+                        stage.weights_gib,
+                        stage.gradients_gib,
+                        stage.optimizer_gib,
+                        max(stage.activations_gib, stage.cast_gib),
+                        stage.peak_gib,
+                        stage.need_gib,
+                    )
+                ),
+                f"{stage.used_share:.0%}",
+            )
+        )
+    header = ("stage", "weights", "grads", "optimizer", "transient", "peak", "need", "of GPU")
+    title = (
+        f"GPU memory, GiB per GPU of {plan.memory.stages[0].limit_gib:.0f} (transient: activations, or the optimizer"
+        f" step's fp32 gradients if more; peak: what torch counts; need: with CUDA"
+        f"{' and the sleeping vLLM' if plan.question.rollout else ''})"
+    )
+    return _wrapped(title) + "\n" + table(header, rows)
+
+
+def _host(plan: Plan) -> str:
+    nodes = plan.memory.nodes
+    rows = [
+        (
+            f"{node.nodes} x {node.role}",
+            *(
+                f"{v:.0f}"
+                for v in (node.pageable_gb, node.pinned_gb, node.base_gb + node.head_extra_gb + node.rollout_gb)
+            ),
+            f"{node.physical_gb:.0f}",
+            f"{node.reported_gb:.0f}",
+            f"{node.used_share:.0%}",
+        )
+        for node in nodes
+    ]
+    header = ("nodes", "pageable", "pinned", "processes", "physical", "shown", "of node")
+    bars = [f"  {_bar(node)} {node.physical_gb:5.0f}  {_short(node)}" for node in nodes]
+    used = [f"{letter} {text}" for letter, text, size in _PARTS if any(size(node) >= 1 for node in nodes)]
+    shown = (
+        "`used` of free and the like"
+        if plan.question.hardware.pinned_counts_as_used
+        else ("`used` of free and the like, which leave pinned memory out")
+    )
+    return "\n".join(
+        [
+            _wrapped(f"Host memory, GB per node of {nodes[0].limit_gb:.0f} (physical: all bytes; shown: {shown})"),
+            table(header, rows),
+            *bars,
+            _wrapped(", ".join(used) + ", . free", "  "),
+        ]
+    )
+
+
+def _short(node: NodeMemory) -> str:
+    return node.role.partition(":")[0]
+
+
+def _bar(node: NodeMemory) -> str:
+    text, filled = "", 0.0
+    for letter, _, size in _PARTS:
+        filled += size(node)
+        text += letter * max(0, round(filled / node.limit_gb * _BAR) - len(text))
+    return f"[{text[:_BAR].ljust(_BAR, '.')}{'>' if len(text) > _BAR else ']'}"
+
+
+def _rollout(plan: Plan) -> str:
+    r, asked = plan.memory.rollout, plan.question.rollout
+    assert r is not None
+    assert asked is not None
+    lines = [
+        f"Rollout: {r.replicas} replicas of {asked.gpus} GPUs (TP {asked.tensor} x DP {asked.data}, EP {asked.expert});"
+        f" GB per GPU: {r.budget_gb:.1f} granted, {r.weights_gb:.1f} weights,"
+        f" {r.activations_gb + r.overhead_gb:.1f} workspace, {max(0.0, r.kv_gb):.1f} left for"
+        f" {r.kv_tokens:,} tokens of KV cache"
+    ]
+    return "\n".join(_wrapped(line) for line in lines)
+
+
+def _checkpoint(plan: Plan) -> str:
+    c = plan.checkpoint
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in c.parts_gb if size >= 1)
+    text = f"Checkpoint [{', '.join(c.contents)}]: {_size(c.size_gb)} ({parts}), saved in about"
+    text += f" {_duration(plan.segment.timing.save_s)}. {'Lossless' if c.lossless else 'LOSSY'}: {c.note}."
+    return _wrapped(text)
+
+
+def _time(plan: Plan) -> str:
+    step, s, q = plan.step, plan.segment, plan.question
+    parts = (
+        f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}"
+    )
+    extrapolated = f" Extrapolated: {', '.join(step.extrapolated)}." if step.extrapolated else ""
+    lines = [
+        f"Step: {step.steady_s:.0f} s ({parts}); the first of a segment {step.first_s:.0f} s while kernels compile."
+        + extrapolated,
+    ]
+    if s.steps:
+        lines.append(
+            f"Segment: {s.steps} steps in {_duration(s.duration_s)} of {_duration(q.schedule.time_limit_s)}"
+            f" ({s.fitting_steps} would fit; {plan.segment_warm.fitting_steps} with a warm kernel cache)."
+            f" {s.segments} segments for {q.schedule.steps} steps, {s.node_hours:,.0f} node-hours; {s.goodput:.0%} of"
+            f" them train ({s.useful:.0%} without failures), waiting in the queue not counted."
+        )
+        lines.append(
+            f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate); saving"
+            f" every {s.daly_h:.1f} h (Daly; Young {s.young_h:.1f}) loses least: save_freq {s.save_steps}, now"
+            f" {q.schedule.save_freq}."
+        )
+    return "\n".join(_wrapped(line) for line in lines)
+
+
+def _warnings(plan: Plan) -> str:
+    return "\n".join(_wrapped(text, "note: ", "      ") for text in plan.verdict.warnings)
+
+
+def _levers(levers: Sequence[Lever]) -> str:
+    rows = [
+        (
+            lever.change,
+            f"{lever.gpu_change_gib:+.1f}",
+            f"{lever.gpu_gib:.0f}",
+            f"{lever.host_change_gb:+.0f}",
+            f"{lever.host_gb:.0f}",
+            _SAYS[lever.verdict].lower(),
+        )
+        for lever in levers
+    ]
+    header = ("What would change it", "GPU GiB", "then", "host GB", "then", "memory")
+    settings = [f'  {lever.change}: SET="{lever.setting}"' for lever in levers]
+    return table(header, rows) + "\n" + "\n".join(settings)
+
+
+def render_search(candidates: Sequence[Candidate], now: Candidate | None) -> str:
+    """The best layouts, best first, below the one in use."""
+    if not candidates:
+        return "no legal layout for these nodes"
+    rows = []
+    for x in ([now] if now else []) + list(candidates):
+        p, r = x.question.parallel, x.question.rollout
+        rows.append(
+            (
+                f"now: {x.verdict}" if x is now else x.verdict,
+                f"{p.pipeline}",
+                f"{p.expert}",
+                f"{p.context}",
+                f"{r.tensor}x{r.data}" if r else "-",
+                f"{x.gpu_need_gib:.0f}",
+                f"{x.host_physical_gb:.0f}",
+                f"{x.steady_s:.0f}",
+                f"{x.imbalance:.2f}",
+                x.layout,
+            )
+        )
+    header = ("", "PP", "EP", "CP", "rollout", "GPU GiB", "host GB", "step s", "imbalance", "layout")
+    return table(header, rows) + "\nstep s is extrapolated for every layout that has not been run; rollout is TP x DP"
+
+
+def _size(gb: float) -> str:
+    return f"{gb / 1000:.2f} TB" if gb >= 1000 else f"{gb:.0f} GB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

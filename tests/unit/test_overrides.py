@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from dsv4kit.config.loading import Override, load_settings
+from dsv4kit.config.loading import Override, combinations, load_settings
 from dsv4kit.errors import UserError
 from dsv4kit.verl_keys import compose, overrides, rollout
 
@@ -100,3 +100,13 @@ def test_a_rollout_seed_that_is_no_number_is_one_line() -> None:
     changes = [Override("deterministic", False, "t"), Override("verl", {"actor_rollout_ref.rollout.seed": "x"}, "t")]
     with pytest.raises(UserError, match=r"rollout\.seed: must be a whole number, not 'x'"):
         rollout.seed(load_settings("cpu", "tiny", "grpo", changes).settings)
+
+
+@pytest.mark.parametrize("name", sorted(combinations()))
+def test_the_indexers_loss_is_a_number_wherever_megatron_trains(name: str) -> None:
+    """Megatron's own default is None, by which its unfused sparse attention multiplies in the first forward."""
+    combination = combinations()[name]
+    settings = load_settings(combination["hardware"], combination["model"], combination["recipe"]).settings
+    pairs = overrides.build(settings, run_name="r", model_path="/m", data_dir="/d", run_dir="/r", kit_dir="/k")
+    found = [value for key, value in pairs.items() if key.endswith("dsa_indexer_loss_coeff")]
+    assert found == ([0.0] if settings.engine.backend == "megatron" else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dsv4kit.node.resume import Plan, plan
 from dsv4kit.run import ends, outcome
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_spec import NodeSpec
 from dsv4kit.run.phases import BRING_UP, END, START, Phases
 
@@ -28,10 +30,29 @@ class Lead:
         self.started = time.time()
         self.exit_status: int | None = None
         self.clocks = preflight.Clocks()
+        owner = Owner(attempt.job_id, attempt.segment, attempt.number, socket.gethostname())
+        self.lease = Lease(attempt.run_dir, owner)
 
     def run(self, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> None:
         """The whole attempt; `prepare` sets up and checks this node, and makes its launcher."""
         self.phases.begin(BRING_UP)
+        try:
+            self.lease.take(self.terminated.is_set)
+        except LeaseHeldError as held:
+            self._step_aside(held.owner)
+        else:
+            self._run(prepare)
+        finally:
+            self.lease.give_back()
+            self.attempt.finish()
+
+    def _step_aside(self, owner: str) -> None:
+        """Another trainer of this run is at work: nothing is repaired, started or saved."""
+        saved = tracker.read_tracker(Path(self.spec.checkpoint_dir)) or 0
+        end = ends.TERMINATED if self.terminated.is_set() else ends.ANOTHER_LIVE
+        self._conclude(Plan(saved, saved, [], []), Evidence(end, [_live(owner)]), [])
+
+    def _run(self, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> None:
         excluded: list[str] = []
         here = plan(self.spec, self.attempt)
         write_json(self.attempt.dir / "plan.json", here.as_dict())
@@ -44,7 +65,6 @@ class Lead:
         finally:
             self.phases.begin(END)
         self._conclude(here, evidence, excluded)
-        self.attempt.finish()
 
     def _advance(self, here: Plan, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> Evidence:
         if here.refusal:
@@ -58,7 +78,9 @@ class Lead:
         return self._drive(here, own, launcher)
 
     def _watch_nodes(self) -> None:
-        """Ends the attempt when Slurm does, a node's preflight failed or a node gave up."""
+        """Ends the attempt when Slurm does, another job took the lease, a node's preflight failed or a node gave up."""
+        if owner := self.lease.lost:
+            raise AttemptError(ends.ANOTHER_LIVE, [_live(owner)])
         if self.terminated.is_set():
             raise AttemptError(self._interrupted() or ends.TERMINATED, [])
         bad = [report for report in self.attempt.reports() if report.problems]
@@ -76,6 +98,8 @@ class Lead:
         running = driver.Driver(self.spec, self.attempt.dir, self.phases, here.start, argv)
         ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
         self.exit_status = ended.exit_status
+        if ended.ended_as == ends.ANOTHER_LIVE:
+            return Evidence(ends.ANOTHER_LIVE, [_live(self.lease.lost or "unknown")])
         if ended.ended_as not in (None, ends.PART_ENDED):
             return Evidence(ended.ended_as, ended.evidence)
         if tracker.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
@@ -89,6 +113,8 @@ class Lead:
 
     def _interrupted(self) -> str | None:
         """The class of end that is due now, or None."""
+        if self.lease.lost:
+            return ends.ANOTHER_LIVE
         if self.terminated.is_set():
             return ends.TIME_LIMIT if self.attempt.stop_requested else ends.TERMINATED
         if self.attempt.failures():
@@ -130,6 +156,10 @@ class Lead:
         outcome.announce(result, self.attempt.segment_dir)
         read = outcome.load(self.attempt.dir / "outcome.json") or result  # as every reader has it: cancelled
         print(f"segment {read.segment}: {read.end}, {read.verdict}: {read.reason}", flush=True)
+
+
+def _live(owner: str) -> str:
+    return f"another job of this run is live: {owner}"
 
 
 def _named(reports: list[preflight.NodeReport]) -> list[str]:

@@ -33,9 +33,13 @@ TIME_LIMIT = "time limit"
 TERMINATED = "terminated by slurm"
 # By the user, with the kit's own verb; no attempt ends so by itself.
 CANCELLED = "cancelled"
+# Another attempt of the same run holds its lease; this one did nothing.
+ANOTHER_LIVE = "another job is live"
 LOST = "lost"
 UNKNOWN = "unknown"
 
+# No fault of the attempt's own: it says nothing about whether the next one can make progress.
+EXCUSED = frozenset({CANCELLED, ANOTHER_LIVE})
 # Trying again cannot help with these.
 FATAL = frozenset({CONFIGURATION, CHECKPOINT, WRONG_STEP})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from typing import Any
 def write_text(path: Path, text: str) -> None:
     """`text` as the whole file: a reader sees the old file or the new one, never a half, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)

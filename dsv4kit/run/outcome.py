@@ -50,8 +50,11 @@ def decide(
 ) -> tuple[str, str]:
     """(verdict, reason). Progress is what counts; `limit` attempts in a row without any stop the chain.
 
-    One that its user cancelled had no chance to make progress, and does not count.
+    One that its user cancelled, or that found another job of the run at work, had no chance to make progress, and does
+    not count.
     """
+    if end == ends.ANOTHER_LIVE:
+        return CONTINUE, "the other job goes on"
     if reached >= total:
         return FINISHED, f"step {reached} of {total} is saved"
     if reached > start:
@@ -62,7 +65,7 @@ def decide(
     for earlier in reversed(history):
         if earlier.advanced:
             break
-        fruitless += earlier.end != ends.CANCELLED
+        fruitless += earlier.end not in ends.EXCUSED
     if fruitless >= limit:
         return STOP, f"{fruitless} attempts in a row without progress, at step {reached} of {total}"
     return CONTINUE, f"no progress ({end}), attempt {fruitless} of {limit} allowed in a row"

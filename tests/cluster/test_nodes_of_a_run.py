@@ -74,6 +74,23 @@ def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_
     assert cluster.shown(last, "StartTime") >= cluster.shown(first, "EndTime")
 
 
+def test_a_finished_segment_that_slurm_starts_again_leaves_the_running_one_alone(cluster: Cluster) -> None:
+    run = cluster.submit_sft("twice", ("env.STAND_IN_STEP_S", "1.5"))
+    state = cluster.wait(run, lambda state: "trainer start" in state.segments[1].seconds)
+    cluster.slurm.run("scontrol", "requeue", state.segments[0].job_id)
+    cluster.slurm.run("scontrol", "update", f"JobId={state.segments[0].job_id}", "Dependency=")
+    rival = run.segment(1) / "attempt-1" / "outcome.json"
+    state = cluster.wait(run, lambda state: rival.exists() or state.over)
+    outcome = json.loads(rival.read_text())
+    assert (outcome["end"], outcome["verdict"]) == (ends.ANOTHER_LIVE, "continue")
+    assert f"job {state.segments[1].job_id} on node" in outcome["evidence"][0]
+    assert not (run.segment(1) / "attempt-1" / "driver.log").exists()
+    state = cluster.wait(run)
+    assert state.verdict == "finished"
+    assert steps(state)[1:] == [(2, 4), (4, 6)]
+    assert not (run.path / "lease.json").exists()
+
+
 def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
     run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
     state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)

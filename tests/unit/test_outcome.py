@@ -52,6 +52,12 @@ def test_progress_in_between_starts_the_count_anew() -> None:
     assert verdict(ends.UNKNOWN, 5, 5, past=[made(4, 4), made(4, 4), made(4, 5)]) == CONTINUE
 
 
+def test_an_attempt_that_found_another_job_of_the_run_at_work_changes_nothing_for_the_chain() -> None:
+    aside = made(4, 4, end=ends.ANOTHER_LIVE)
+    assert verdict(ends.ANOTHER_LIVE, 12, 12) == CONTINUE
+    assert verdict(ends.UNKNOWN, 4, 4, past=[aside, made(4, 4), aside, aside]) == CONTINUE
+
+
 def test_what_the_user_cancelled_is_no_attempt_without_progress() -> None:
     cancelled = made(4, 4, end=ends.CANCELLED)
     assert verdict(ends.UNKNOWN, 4, 4, past=[made(0, 4), cancelled, made(4, 4), cancelled]) == CONTINUE

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
+from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.launch.submission import Submission
@@ -66,8 +67,7 @@ def _visit(submission: Submission) -> bool:
 def node_table(reports: Sequence[NodeReport], measured: dict[str, Any]) -> str:
     """One line per node; rates in GB/s, sizes in GB."""
     rows = [_COLUMNS, *(_row(report, measured.get("nodes", {}).get(report.host, {})) for report in reports)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(aligned(rows))
 
 
 def _row(report: NodeReport, rates: dict[str, float | None]) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ def _show(args: argparse.Namespace) -> int:
     from dsv4kit.config.loading import hardware_of
     from dsv4kit.image.render import architecture_of
     from dsv4kit.image.stack import stack_for
+    from dsv4kit.text_table import aligned
 
     hardware = hardware_of(args.hardware)
     stack = stack_for(args.hardware, args.stack)
@@ -86,9 +87,7 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps(shown, indent=2))
         return 0
     print(f"{hardware.name} ({architecture}), stack {stack.name}: {stack.description}")
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row[:3], widths, strict=True)), row[3]]))
+    print("\n".join(aligned(rows)))
     print(f"and their dependencies, {len(locked)} packages by version and hash; --json has them all")
     return 0
 

@@ -11,7 +11,7 @@ from dsv4kit.cli.variables import BY_VERB
 if TYPE_CHECKING:
     from dsv4kit.plan.core import Plan
     from dsv4kit.plan.counted.inputs import Question
-    from dsv4kit.plan.fitted.site_constants import Site
+    from dsv4kit.plan.fitted.site_constants import SiteConstants
     from dsv4kit.plan.levers import Lever
 
 _NO_PLAN = "nothing to plan: a toy model, or hardware without GPUs, needs no plan; submit it as it is"
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return _search(asked, site, args.json) if args.search else _plan(asked, site, args.json, args.explain)
 
 
-def _plan(asked: Question, site: Site, as_json: bool, with_formulas: bool) -> int:
+def _plan(asked: Question, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
     from dsv4kit.plan.core import evaluate
 
     plan = evaluate(asked, site.coefficients, site.points)
@@ -67,7 +67,7 @@ def _levers(plan: Plan) -> tuple[Lever, ...]:
     return levers(plan)
 
 
-def _search(asked: Question, site: Site, as_json: bool) -> int:
+def _search(asked: Question, site: SiteConstants, as_json: bool) -> int:
     from dsv4kit.errors import UserError
     from dsv4kit.plan.counted.checks import check
     from dsv4kit.plan.search import candidate, search

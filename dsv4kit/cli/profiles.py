@@ -82,17 +82,25 @@ def _derived(resolved: Resolved) -> dict[str, Any]:
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        select = f"HW={row['hardware']} MODEL={row['model']} RECIPE={row['recipe']}"
-        print(f"{row['profile']:20}  {select:44}  {row['nodes']:3} nodes  {row['description']}")
+    from dsv4kit.text_table import aligned
+
+    lines = [
+        (
+            row["profile"],
+            f"HW={row['hardware']} MODEL={row['model']} RECIPE={row['recipe']}",
+            f"{row['nodes']} nodes",
+            row["description"],
+        )
+        for row in rows
+    ]
+    print("\n".join(aligned(lines, right=(2,))))
 
 
 def _print_settings(resolved: Resolved) -> None:
     from dsv4kit.config.tree import leaves
+    from dsv4kit.text_table import aligned
 
     values = leaves(resolved.settings.model_dump())
     rows = [(f"{key} = {value!r}", resolved.sources.get(key, "default")) for key, value in values]
     rows += [(f"# {key} = {value!r}", "follows from the above") for key, value in _derived(resolved).items()]
-    width = max(len(text) for text, _ in rows)
-    for text, source in rows:
-        print(f"{text:{min(width, 90)}}  # {source}")
+    print("\n".join(aligned([(text, f"# {source}") for text, source in rows], most=90)))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.follow import what_next
 from dsv4kit.cli.variables import BY_VERB
+from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.launch.state import RunState, SegmentState
@@ -41,13 +42,11 @@ def table(state: RunState) -> str:
         tuple(column.format(measure=measure) for column in _COLUMNS),
         *(_row(segment, measure) for segment in state.segments),
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
     head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in segment.evidence]
     reason = [state.reason] if state.reason else []
-    return "\n".join([head, state.directory, *reason, *what_next(state), "", *lines, *notes])
+    return "\n".join([head, state.directory, *reason, *what_next(state), "", *aligned(rows), *notes])
 
 
 def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:

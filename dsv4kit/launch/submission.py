@@ -70,9 +70,10 @@ class Submission:
     @functools.cached_property
     def verdict(self) -> Verdict | None:
         """What the planner says; None for a model without geometry."""
-        from dsv4kit.plan.verdict import for_settings
+        from dsv4kit.plan.of_settings import plan_of
 
-        return for_settings(self.resolved.settings, self.site.name, asks_for_segment(self.site))
+        plan = plan_of(self.resolved.settings, self.site.name, asks_for_segment(self.site))
+        return plan and plan.verdict
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""

@@ -15,7 +15,7 @@ from dsv4kit.plan.counted.rollout import RolloutMemory, rollout_memory
 from dsv4kit.plan.counted.segments import SegmentPlan, Timing, segment_plan
 from dsv4kit.plan.counted.shards import Share, layout_of, shares
 from dsv4kit.plan.counted.step_time import StepTime, step_time, transfer_s
-from dsv4kit.plan.fitted.calibrated import MEMORY, PUBLISHED, Point, extrapolated
+from dsv4kit.plan.fitted.calibrated import MEMORY, PUBLISHED, TIME, Point, extrapolated
 from dsv4kit.plan.verdict import Verdict, judge
 
 
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Everything the planner knows about one question."""
+    """Everything the planner knows about one question; `.._extrapolated` says in what it is like no measured run."""
 
     question: Question
     coefficients: Coefficients
@@ -51,6 +51,7 @@ class Plan(NamedTuple):
     segment_warm: SegmentPlan
     verdict: Verdict
     memory_extrapolated: tuple[str, ...]
+    step_extrapolated: tuple[str, ...]
 
 
 def memory_of(q: Question, c: Coefficients) -> Memory:
@@ -94,7 +95,7 @@ def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) 
     """The plan for `q`; a `UserError` where the question breaks a rule."""
     checks.check(q)
     memory = memory_of(q, c)
-    step = step_time(q, memory.shares, c, points)
+    step = step_time(q, memory.shares, c)
     checkpoint = checkpoint_size(q)
     cold, warm = (_segments(q, step, checkpoint, c, warm=warm) for warm in (False, True))
     segment = warm if q.schedule.warm_jit else cold
@@ -109,4 +110,5 @@ def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) 
         segment_warm=warm,
         verdict=judge(q, memory.stages, memory.nodes, memory.rollout, segment, c),
         memory_extrapolated=extrapolated(q, points, MEMORY),
+        step_extrapolated=extrapolated(q, points, TIME),
     )

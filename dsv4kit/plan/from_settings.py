@@ -6,8 +6,17 @@ import re
 
 from dsv4kit.config import schema, time_limit
 from dsv4kit.errors import UserError
-from dsv4kit.plan.counted.geometry import Geometry
-from dsv4kit.plan.counted.inputs import Hardware, Levers, Parallel, Question, Recipe, Rollout, Schedule, Work
+from dsv4kit.plan.counted.geometry import ModelShape
+from dsv4kit.plan.counted.inputs import (
+    ActorSplit,
+    Levers,
+    NodeKind,
+    Question,
+    RecipeKind,
+    RolloutSplit,
+    RunLength,
+    Work,
+)
 
 _DIST_KEY = "actor_rollout_ref.actor.megatron.use_dist_checkpointing"
 _THRESHOLD = re.compile(r"pinned_max_round_threshold_mb:(\d+)")
@@ -18,17 +27,17 @@ def question(settings: schema.Settings) -> Question | None:
     if settings.model.geometry is None or settings.hardware.device == "cpu":
         return None
     actor, optimizer, data = settings.parallel.actor, settings.optimizer, settings.data
-    recipe: Recipe = "sft" if "sft" in settings.recipe.module else "grpo"
+    recipe: RecipeKind = "sft" if "sft" in settings.recipe.module else "grpo"
     samples = settings.rollout.n if recipe == "grpo" else 1
     longest = data.max_prompt_length + data.max_response_length
     return Question(
         model=settings.model.name,
-        geometry=Geometry(
+        geometry=ModelShape(
             **{**settings.model.geometry.model_dump(), "compress_ratios": _ratios(settings.model.geometry)}
         ),
         hardware=_hardware(settings.hardware),
         recipe=recipe,
-        parallel=Parallel(
+        parallel=ActorSplit(
             nodes=settings.schedule.nodes,
             gpus_per_node=settings.hardware.gpus_per_node,
             tensor=actor.tensor_parallel_size,
@@ -59,7 +68,7 @@ def question(settings: schema.Settings) -> Question | None:
         contents=tuple(settings.checkpoint.contents),
         dist_checkpoint=bool(settings.checkpoint.dist_checkpoint_path or settings.verl.get(_DIST_KEY)),
         fully_reshardable=any("fully_reshardable" in key and bool(value) for key, value in settings.verl.items()),
-        schedule=Schedule(
+        schedule=RunLength(
             steps=settings.schedule.steps,
             segment_steps=settings.schedule.segment_steps,
             save_freq=settings.schedule.save_freq,
@@ -73,7 +82,7 @@ def _ratios(geometry: schema.Geometry) -> tuple[int, ...]:
     return tuple(geometry.compress_ratios)
 
 
-def _hardware(hardware: schema.Hardware) -> Hardware:
+def _hardware(hardware: schema.Hardware) -> NodeKind:
     hbm_gib, numa_gb, architecture = (
         hardware.hbm_usable_gib,
         hardware.memory_per_numa_node_gb,
@@ -83,7 +92,7 @@ def _hardware(hardware: schema.Hardware) -> Hardware:
         raise UserError(
             f"hardware {hardware.name}: the planner needs hbm_usable_gib, memory_per_numa_node_gb and cpu_architecture"
         )
-    return Hardware(
+    return NodeKind(
         name=hardware.name,
         gpus_per_node=hardware.gpus_per_node,
         hbm_gib=hbm_gib,
@@ -96,9 +105,9 @@ def _hardware(hardware: schema.Hardware) -> Hardware:
     )
 
 
-def _rollout(settings: schema.Settings) -> Rollout:
+def _rollout(settings: schema.Settings) -> RolloutSplit:
     rollout, tensor = settings.parallel.rollout, settings.rollout.tensor_model_parallel_size
-    return Rollout(
+    return RolloutSplit(
         tensor=tensor,
         data=rollout.data_parallel_size,
         expert=rollout.expert_parallel_size or tensor * rollout.data_parallel_size,

@@ -13,7 +13,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.plan.core import memory_of
 from dsv4kit.plan.counted import checks
 from dsv4kit.plan.counted.coefficients import Coefficients
-from dsv4kit.plan.counted.inputs import Question, Rollout
+from dsv4kit.plan.counted.inputs import Question, RolloutSplit
 from dsv4kit.plan.counted.layout import max_pipeline
 from dsv4kit.plan.counted.rollout import rollout_memory
 from dsv4kit.plan.counted.shards import layout_of
@@ -106,11 +106,11 @@ def _layouts(q: Question) -> Iterator[Question]:
             )
 
 
-def best_rollout(q: Question, c: Coefficients) -> Rollout | None:
+def best_rollout(q: Question, c: Coefficients) -> RolloutSplit | None:
     """The smallest replica that holds its sequences in the KV cache; the question's own where none does better."""
     if q.rollout is None:
         return None
-    best: tuple[tuple[float, ...], Rollout] | None = None
+    best: tuple[tuple[float, ...], RolloutSplit] | None = None
     for tensor in divisors(q.parallel.gpus_per_node):
         for data in divisors(q.parallel.world // tensor):
             rollout = q.rollout._replace(tensor=tensor, data=data, expert=tensor * data)

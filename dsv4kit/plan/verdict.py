@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
@@ -14,9 +14,6 @@ from dsv4kit.plan.counted.rollout import RolloutMemory
 from dsv4kit.plan.counted.segments import SegmentPlan
 from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.counted.units import GB, GIB
-
-if TYPE_CHECKING:
-    from dsv4kit.config.schema import Settings
 
 Word = Literal["fit", "tight", "no"]
 _ORDER: tuple[Word, ...] = ("fit", "tight", "no")
@@ -151,19 +148,3 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
     if q.recipe == "grpo":
         found.append("verl's own memory metrics show the last pipeline stage only, not the fullest")
     return tuple(found)
-
-
-def for_settings(settings: Settings, site_name: str, placed: bool = False) -> Verdict | None:
-    """The verdict on a resolved profile at a site, or None where the model has no geometry to plan with.
-
-    `placed` is Question's.
-    """
-    from dsv4kit.plan.core import evaluate
-    from dsv4kit.plan.fitted.site_constants import coefficients_for
-    from dsv4kit.plan.from_settings import question
-
-    asked = question(settings)
-    if asked is None:
-        return None
-    site = coefficients_for(site_name)
-    return evaluate(asked._replace(placed=placed), site.coefficients, site.points).verdict

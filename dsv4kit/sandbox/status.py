@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from dsv4kit.text_table import aligned
+
 
 @dataclass(frozen=True)
 class NodeStatus:
@@ -39,8 +41,6 @@ class SandboxStatus:
     def table(self) -> str:
         columns = ["NODE", "ADDRESS", "POWER", "NETWORK", "SLURM"]
         rows = [columns, *([n.name, n.address, n.power, n.network, n.slurm] for n in self.nodes)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         shape = f"{self.gpus_per_node} GPU, {self.cpus_per_node} CPUs, {self.memory_mb} MiB per node, pretended"
         head = f"sandbox {self.name}: {self.state}; {shape}; proctrack/{self.proctrack}"
-        return "\n".join([head, *lines, f"logs: {self.logs}", f"export SLURM_CONF={self.slurm_conf}"])
+        return "\n".join([head, *aligned(rows), f"logs: {self.logs}", f"export SLURM_CONF={self.slurm_conf}"])

@@ -9,8 +9,8 @@ import yaml
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE
 from dsv4kit.plan.counted.coefficients import built_in
-from dsv4kit.plan.counted.geometry import Geometry
-from dsv4kit.plan.counted.inputs import Hardware, Levers, Parallel, Question, Rollout, Work
+from dsv4kit.plan.counted.geometry import ModelShape
+from dsv4kit.plan.counted.inputs import ActorSplit, Levers, NodeKind, Question, RolloutSplit, Work
 from dsv4kit.plan.from_settings import _hardware
 
 BUILT_IN = built_in()
@@ -20,13 +20,13 @@ def _yaml(path: Path) -> dict:
     return yaml.safe_load(path.read_text())
 
 
-def geometry(name: str) -> Geometry:
+def geometry(name: str) -> ModelShape:
     """A model's shape, from the file that ships."""
     values = _yaml(HERE / "models" / f"{name}.yaml")["model"]["geometry"]
-    return Geometry(**{**values, "compress_ratios": tuple(values["compress_ratios"])})
+    return ModelShape(**{**values, "compress_ratios": tuple(values["compress_ratios"])})
 
 
-def hardware(name: str) -> Hardware:
+def hardware(name: str) -> NodeKind:
     """A kind of node, from the file that ships."""
     return _hardware(schema.Hardware(**_yaml(HERE / "hardware" / f"{name}.yaml")["hardware"]))
 
@@ -42,9 +42,9 @@ PRO_H100 = Question(
     geometry=PRO,
     hardware=H100,
     recipe="grpo",
-    parallel=Parallel(nodes=64, gpus_per_node=8, pipeline=32, expert=8),
+    parallel=ActorSplit(nodes=64, gpus_per_node=8, pipeline=32, expert=8),
     work=Work(sequences=64, prompt_tokens=2048, response_tokens=4096, micro_batch_tokens=6144),
-    rollout=Rollout(tensor=8, data=8, expert=64),
+    rollout=RolloutSplit(tensor=8, data=8, expert=64),
     levers=ALL_OFF_THE_GPU._replace(precision_aware=True),
 )
 
@@ -54,22 +54,22 @@ PRO_GB200 = Question(
     geometry=PRO,
     hardware=GB200,
     recipe="grpo",
-    parallel=Parallel(nodes=64, gpus_per_node=4, pipeline=16, expert=16),
+    parallel=ActorSplit(nodes=64, gpus_per_node=4, pipeline=16, expert=16),
     work=Work(sequences=64, prompt_tokens=2048, response_tokens=8192, micro_batch_tokens=10240),
     layout="Et*4|(t*4|)*12(t*3|)*2t*3L",
-    rollout=Rollout(tensor=1, data=32, expert=32),
+    rollout=RolloutSplit(tensor=1, data=32, expert=32),
     levers=ALL_OFF_THE_GPU,
 )
 
 
-def flash_sft(kind: Hardware, nodes: int, pipeline: int, mtp: bool = False) -> Question:
+def flash_sft(kind: NodeKind, nodes: int, pipeline: int, mtp: bool = False) -> Question:
     """Flash SFT, EP8, sequences of 4096, Adam on the GPU."""
     return Question(
         model="dsv4-flash",
         geometry=FLASH,
         hardware=kind,
         recipe="sft",
-        parallel=Parallel(nodes=nodes, gpus_per_node=kind.gpus_per_node, pipeline=pipeline, expert=8),
+        parallel=ActorSplit(nodes=nodes, gpus_per_node=kind.gpus_per_node, pipeline=pipeline, expert=8),
         work=Work(sequences=256, prompt_tokens=2048, response_tokens=2048, micro_batch_tokens=4096),
         mtp=mtp,
         contents=("model", "optimizer", "extra"),

@@ -1,6 +1,7 @@
 """The house keeps its shape: who may import whom, what the nodes may import, and what may start quickly."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +21,12 @@ ALLOWED = {
     "plugin": {"plugin"},
     "node": {"checkpoint", "node", "run"},
     "config": {"config", "errors", "yaml_text"},
-    "plan": {"config", "errors", "plan", "yaml_text"},
+    "plan": {"config", "errors", "plan", "text_table", "yaml_text"},
     "verl_keys": {"config", "errors", "quoting", "verl_keys"},
     "weights": {"errors", "weights"},
     "feasibility": {"config", "errors", "feasibility", "plan", "verl_keys", "weights"},
     "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys"},
-    "sandbox": {"config", "errors", "hints", "locking", "packages", "sandbox", "launch"},
+    "sandbox": {"config", "errors", "hints", "launch", "locking", "packages", "sandbox", "text_table"},
     "launch": {
         *("checkpoint", "config", "errors", "feasibility", "hints", "image", "launch", "node", "plan", "quoting"),
         *("run", "verl_keys", "yaml_text"),
@@ -49,6 +50,42 @@ def test_imports_run_one_way(package: str) -> None:
     for path in (PACKAGE / package).rglob("*.py"):
         reached = {name.partition(".")[0] for name in kit_imports(path)} - {"__version__"}
         assert reached <= ALLOWED[package], path
+
+
+# Rooms of one package: each may import those before it.
+ROOMS = {"plan": ("counted", "fitted", "shown")}
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_rooms_of_a_package_import_one_way(package: str) -> None:
+    rooms = ROOMS[package]
+    for number, room in enumerate(rooms):
+        later = {f"{package}.{name}" for name in rooms[number + 1 :]}
+        for path in (PACKAGE / package / room).rglob("*.py"):
+            reached = {".".join(name.split(".")[:2]) for name in kit_imports(path)}
+            assert not reached & later, path
+
+
+@functools.cache
+def modules() -> dict[str, set[str]]:
+    """Every module of the kit and the modules of the kit it imports, wherever in it."""
+    paths = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in PACKAGE.rglob("*.py")}
+    found = {}
+    for name, path in paths.items():
+        reached = kit_imports(path)
+        # `from package import module` names the module; `from module import name` has it one step up.
+        found[name] = {n if n in paths else n.rpartition(".")[0] for n in reached} & paths.keys() - {name}
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_no_modules_of_a_package_import_each_other_in_a_circle(package: str) -> None:
+    inside = {name: {n for n in to if n.startswith(f"{package}.")} for name, to in modules().items()}
+    inside = {name: to for name, to in inside.items() if name.startswith(f"{package}.")}
+    while free := [name for name, to in inside.items() if not to & inside.keys()]:
+        for name in free:
+            del inside[name]
+    assert sorted(inside) == []
 
 
 def test_the_frozen_kit_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from plan_cases import (
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
 from dsv4kit.plan.counted.host_memory import pinned_factor
-from dsv4kit.plan.counted.inputs import Levers, Parallel, Question, Rollout, Work
+from dsv4kit.plan.counted.inputs import ActorSplit, Levers, Question, RolloutSplit, Work
 from dsv4kit.plan.counted.rollout import rollout_memory
 from dsv4kit.plan.counted.step_time import pipeline_work
 
@@ -132,20 +132,20 @@ def test_without_the_precision_aware_optimizer_masters_are_saved_twice():
 
 
 def test_the_proxy_checkpoint_of_56_gb():
-    proxy = PRO_H100._replace(geometry=PRO.truncated(4), layout=None, parallel=Parallel(1, 8, pipeline=1, expert=8))
+    proxy = PRO_H100._replace(geometry=PRO.truncated(4), layout=None, parallel=ActorSplit(1, 8, pipeline=1, expert=8))
     assert checkpoint_size(proxy).size_gb * 1e9 / 2**30 == pytest.approx(55.2, abs=0.1)
 
 
 @pytest.mark.parametrize(
     ("model", "hardware", "rollout", "weights", "fits"),
     [
-        (PRO, H100, Rollout(8, 8, 64), 23.0, True),
-        (PRO, H100, Rollout(8, 4, 32), 35.9, False),
-        (PRO, H100, Rollout(8, 4, 32, utilization=0.55), 35.9, True),
-        (PRO, GB200, Rollout(1, 32, 32), 54.4, True),
-        (FLASH, H100, Rollout(1, 4, 4), 45.6, False),
-        (FLASH, H100, Rollout(1, 8, 8), 27.2, True),
-        (FLASH, H200, Rollout(1, 4, 4), 45.6, True),
+        (PRO, H100, RolloutSplit(8, 8, 64), 23.0, True),
+        (PRO, H100, RolloutSplit(8, 4, 32), 35.9, False),
+        (PRO, H100, RolloutSplit(8, 4, 32, utilization=0.55), 35.9, True),
+        (PRO, GB200, RolloutSplit(1, 32, 32), 54.4, True),
+        (FLASH, H100, RolloutSplit(1, 4, 4), 45.6, False),
+        (FLASH, H100, RolloutSplit(1, 8, 8), 27.2, True),
+        (FLASH, H200, RolloutSplit(1, 4, 4), 45.6, True),
     ],
 )
 def test_rollout_weights_and_whether_they_fit(model, hardware, rollout, weights, fits):
@@ -188,9 +188,9 @@ def test_flash_grpo_on_8_nodes_of_h100_needs_the_levers(levers, verdict):
         geometry=FLASH,
         hardware=H100,
         recipe="grpo",
-        parallel=Parallel(8, 8, pipeline=8, expert=8),
+        parallel=ActorSplit(8, 8, pipeline=8, expert=8),
         work=Work(sequences=512, prompt_tokens=2048, response_tokens=10240, micro_batch_tokens=12288),
-        rollout=Rollout(1, 8, 8),
+        rollout=RolloutSplit(1, 8, 8),
         levers=Levers(cpu_offload=True, param_offload=True, optimizer_offload=True, **levers),
     )
     assert plan(question).verdict.verdict == verdict
@@ -198,13 +198,13 @@ def test_flash_grpo_on_8_nodes_of_h100_needs_the_levers(levers, verdict):
 
 def test_step_times_as_published():
     h100, gb200 = plan(PRO_H100).step, plan(PRO_GB200).step
+    assert plan(PRO_H100).step_extrapolated == plan(PRO_GB200).step_extrapolated == ()
     for measured in (692, 684):
         assert h100.steady_s == pytest.approx(measured, rel=0.05)
     for measured in (960, 972):
         assert gb200.steady_s == pytest.approx(measured, rel=0.05)
     assert h100.first_s == pytest.approx(2585, rel=0.05)
     assert gb200.first_s == pytest.approx(1991, rel=0.05)
-    assert h100.extrapolated == gb200.extrapolated == ()
 
 
 def test_references_of_the_training_time_are_those_runs_own():
@@ -226,5 +226,5 @@ def test_no_extrapolation_is_presented_as_knowledge():
         PRO_H100._replace(levers=PRO_H100.levers._replace(offload_fraction=0.9)),
         flash_sft(GB300, 8, 4),
     ):
-        assert plan(changed).step.extrapolated
+        assert plan(changed).step_extrapolated
     assert plan(flash_sft(H100, 16, 16)).memory_extrapolated

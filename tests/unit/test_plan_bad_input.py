@@ -11,7 +11,7 @@ from plan_cases import BUILT_IN, GB200, PRO_GB200, PRO_H100
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.counted.inputs import Levers, Parallel, Rollout
+from dsv4kit.plan.counted.inputs import ActorSplit, Levers, RolloutSplit
 
 
 def plan_or_refusal(question):
@@ -72,20 +72,20 @@ def test_actor(parallel, words, source):
 
 
 def test_an_expert_group_larger_than_the_rack():
-    wide = PRO_GB200._replace(layout=None, rollout=None, parallel=Parallel(96, 4, pipeline=1, expert=128))
+    wide = PRO_GB200._replace(layout=None, rollout=None, parallel=ActorSplit(96, 4, pipeline=1, expert=128))
     assert "NVLink domain of 72" in message(wide)
 
 
 @pytest.mark.parametrize(
     ("rollout", "words"),
     [
-        (Rollout(8, 8, 8), "1 or TP x DP"),
-        (Rollout(3, 8, 24), "does not divide the 8 GPUs of a node"),
-        (Rollout(8, 5, 40), "does not divide the 384 experts"),
-        (Rollout(4, 3, 12), "neither whole nodes of 8 GPUs nor a share of one"),
-        (Rollout(8, 24, 192), "not a multiple of the rollout's TP x DP"),
-        (Rollout(8, 8, 64, utilization=0), "gpu_memory_utilization"),
-        (Rollout(8, 8, 64, utilization=math.nan), "gpu_memory_utilization"),
+        (RolloutSplit(8, 8, 8), "1 or TP x DP"),
+        (RolloutSplit(3, 8, 24), "does not divide the 8 GPUs of a node"),
+        (RolloutSplit(8, 5, 40), "does not divide the 384 experts"),
+        (RolloutSplit(4, 3, 12), "neither whole nodes of 8 GPUs nor a share of one"),
+        (RolloutSplit(8, 24, 192), "not a multiple of the rollout's TP x DP"),
+        (RolloutSplit(8, 8, 64, utilization=0), "gpu_memory_utilization"),
+        (RolloutSplit(8, 8, 64, utilization=math.nan), "gpu_memory_utilization"),
     ],
 )
 def test_rollout(rollout, words):
@@ -127,7 +127,7 @@ def test_any_numbers_give_a_plan_or_one_line(nodes, pipeline, expert, context, t
     question = PRO_GB200._replace(
         hardware=GB200,
         layout=None,
-        parallel=Parallel(nodes, 4, 1, pipeline, expert, context),
-        rollout=Rollout(tensor, data, tensor * data),
+        parallel=ActorSplit(nodes, 4, 1, pipeline, expert, context),
+        rollout=RolloutSplit(tensor, data, tensor * data),
     )
     assert plan_or_refusal(question) in ("fit", "tight", "no", "one line")

@@ -84,12 +84,12 @@ def test_gpu_memory_that_shows_as_numa_nodes_is_not_host_memory(tmp_path):
 
 def test_a_run_elsewhere_is_no_longer_extrapolated_there(tmp_path):
     other = PRO_H100._replace(work=PRO_H100.work._replace(response_tokens=6144))
-    assert evaluate(other, BUILT_IN).step.extrapolated
+    assert evaluate(other, BUILT_IN).step_extrapolated
     run = make_run(tmp_path / "other", other, 89, 0, 5)
     add_metrics(run, [step(2000.0), step(900.0)])
     calibrate(run, other, "here")
     site = coefficients_for("here")
-    assert evaluate(other, site.coefficients, site.points).step.extrapolated == ()
+    assert evaluate(other, site.coefficients, site.points).step_extrapolated == ()
 
 
 def test_of_several_runs_the_highest_memory_and_the_latest_times_count(tmp_path):

@@ -8,9 +8,18 @@ from hypothesis import strategies as st
 from plan_cases import FLASH, PRO
 
 from dsv4kit.errors import UserError
-from dsv4kit.plan.counted.layout import Rules, Weights, check, generate, max_pipeline, parse, weights_for, write
+from dsv4kit.plan.counted.layout import (
+    LayoutRules,
+    StageWeights,
+    check,
+    generate,
+    max_pipeline,
+    parse,
+    weights_for,
+    write,
+)
 
-PRO_RULES = {pp: Rules(pp, 61, 3, 0) for pp in range(1, 60)}
+PRO_RULES = {pp: LayoutRules(pp, 61, 3, 0) for pp in range(1, 60)}
 
 
 def layers_of(text, rules):
@@ -57,7 +66,7 @@ def test_notation(text, stages):
     ],
 )
 def test_what_is_not_notation_is_one_line(text):
-    rules = Rules(2, 4, 1, 0)
+    rules = LayoutRules(2, 4, 1, 0)
     with pytest.raises(UserError) as error:
         check(text, rules)
     assert "\n" not in str(error.value)
@@ -67,28 +76,28 @@ def test_what_is_not_notation_is_one_line(text):
 @given(st.text(alphabet="EtmL|()*,0123456789 x", max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_or_refused(text):
-    assert "\n" not in refusal(text, Rules(4, 10, 3, 0))
+    assert "\n" not in refusal(text, LayoutRules(4, 10, 3, 0))
 
 
 def test_with_virtual_stages_the_kth_stands_on_rank_k_mod_pp():
-    stages = check("Et|t|t|tL", Rules(2, 4, 1, 0))
+    stages = check("Et|t|t|tL", LayoutRules(2, 4, 1, 0))
     assert [stage.layers for stage in stages] == [(0, 2), (1, 3)]
 
 
 @pytest.mark.parametrize(
     ("text", "rules", "words"),
     [
-        ("Et*3|t*3L", Rules(2, 61, 3, 0), "too few layers"),
-        ("Et*3|t*60L", Rules(2, 61, 3, 0), "too many layers"),
-        ("Ett|t*59L", Rules(2, 61, 3, 0), "hash layers must be in the stage of E"),
-        ("Et*30|t*31mL", Rules(2, 61, 3, 0), "MTP is off"),
-        ("Et*30|t*31L", Rules(2, 61, 3, 1), "0 of m"),
-        ("Et*30|t*30m|tL", Rules(3, 61, 3, 1), "m stands after every t"),
-        ("Et*30|t*31m|mL", Rules(3, 61, 3, 2), "all m stand in one stage"),
-        ("Et*30|t*31L", Rules(3, 61, 3, 0), "do not divide over PP=3"),
-        ("t*30E|t*31L", Rules(2, 61, 3, 0), "E stands first"),
-        ("Et*30|Lt*31", Rules(2, 61, 3, 0), "L stands last"),
-        ("Et*61||L", Rules(3, 61, 3, 0), "stage 1 is empty"),
+        ("Et*3|t*3L", LayoutRules(2, 61, 3, 0), "too few layers"),
+        ("Et*3|t*60L", LayoutRules(2, 61, 3, 0), "too many layers"),
+        ("Ett|t*59L", LayoutRules(2, 61, 3, 0), "hash layers must be in the stage of E"),
+        ("Et*30|t*31mL", LayoutRules(2, 61, 3, 0), "MTP is off"),
+        ("Et*30|t*31L", LayoutRules(2, 61, 3, 1), "0 of m"),
+        ("Et*30|t*30m|tL", LayoutRules(3, 61, 3, 1), "m stands after every t"),
+        ("Et*30|t*31m|mL", LayoutRules(3, 61, 3, 2), "all m stand in one stage"),
+        ("Et*30|t*31L", LayoutRules(3, 61, 3, 0), "do not divide over PP=3"),
+        ("t*30E|t*31L", LayoutRules(2, 61, 3, 0), "E stands first"),
+        ("Et*30|Lt*31", LayoutRules(2, 61, 3, 0), "L stands last"),
+        ("Et*61||L", LayoutRules(3, 61, 3, 0), "stage 1 is empty"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_source(text, rules, words):
@@ -115,14 +124,14 @@ def test_the_layout_megatron_bridge_would_make_for_pp32_is_refused():
     ],
 )
 def test_generated_layouts_one_would_write_by_hand(model, pp, expert, text):
-    assert generate(Rules(pp, model.num_layers, 3, 0), weights_for(model, expert)) == text
+    assert generate(LayoutRules(pp, model.num_layers, 3, 0), weights_for(model, expert)) == text
 
 
 @pytest.mark.parametrize("model", [PRO, FLASH], ids=["pro", "flash"])
 @pytest.mark.parametrize("mtp", [0, 1])
 def test_every_legal_pp_has_a_layout_that_holds_every_layer_once(model, mtp):
     for pp in range(1, max_pipeline(model.num_layers, model.hash_layers) + 1):
-        rules = Rules(pp, model.num_layers, model.hash_layers, mtp)
+        rules = LayoutRules(pp, model.num_layers, model.hash_layers, mtp)
         text = generate(rules, weights_for(model, 8))
         stages = check(text, rules)
         assert len(stages) == pp
@@ -134,7 +143,7 @@ def test_every_legal_pp_has_a_layout_that_holds_every_layer_once(model, mtp):
 @pytest.mark.parametrize("pp", [0, -1, 60, 1000])
 def test_an_impossible_pp_is_refused(pp):
     with pytest.raises(UserError, match="allow PP from 1 to 59"):
-        generate(Rules(pp, 61, 3, 0), Weights())
+        generate(LayoutRules(pp, 61, 3, 0), StageWeights())
 
 
 @given(
@@ -147,8 +156,8 @@ def test_an_impossible_pp_is_refused(pp):
 @settings(max_examples=200, deadline=None)
 def test_any_model_gets_a_legal_layout(layers, hash_layers, mtp, pp, weights):
     hash_layers = min(hash_layers, layers)
-    rules = Rules(min(pp, max_pipeline(layers, hash_layers)), layers, hash_layers, mtp)
-    text = generate(rules, Weights(*weights))
+    rules = LayoutRules(min(pp, max_pipeline(layers, hash_layers)), layers, hash_layers, mtp)
+    text = generate(rules, StageWeights(*weights))
     assert sum(layers_of(text, rules)) == layers
     assert min(layers_of(text, rules)) >= 1
     assert write(parse(text)) == text

@@ -13,15 +13,15 @@ from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.counted.inputs import Levers, Rollout
+from dsv4kit.plan.counted.inputs import Levers, RolloutSplit
 from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.from_settings import question
 from dsv4kit.plan.levers import levers
+from dsv4kit.plan.of_settings import plan_of
 from dsv4kit.plan.search import candidate, search
 from dsv4kit.plan.shown.as_json import as_json
 from dsv4kit.plan.shown.explain import explain
 from dsv4kit.plan.shown.table import render, render_search
-from dsv4kit.plan.verdict import for_settings
 
 
 def plan(asked):
@@ -65,15 +65,15 @@ def test_a_profile_becomes_the_same_question_as_by_hand():
 def test_the_tiny_model_has_nothing_to_plan():
     settings = load_settings("cpu", "tiny", "grpo").settings
     assert question(settings) is None
-    assert for_settings(settings, "sandbox") is None
+    assert plan_of(settings, "sandbox") is None
 
 
 def test_the_verdict_submit_asks_for(tmp_path, monkeypatch):
     monkeypatch.setenv("DSV4KIT_CONFIG", str(tmp_path))
-    assert for_settings(pro_settings(), "somewhere").verdict == "fit"
-    hopeless = for_settings(
+    assert plan_of(pro_settings(), "somewhere").verdict.verdict == "fit"
+    hopeless = plan_of(
         pro_settings(optimizer__precision_aware=False, optimizer__bf16_gradients=False), "somewhere"
-    )
+    ).verdict
     assert hopeless.verdict == "no"
     assert hopeless.reasons
 
@@ -124,7 +124,7 @@ def test_the_text_says_what_it_is_about(asked):
     assert f"{asked.parallel.world} GPUs" in text
     assert "VERDICT" in text
     assert shown.layout in text
-    assert ("extrapolated" in text.lower()) == bool(shown.step.extrapolated)
+    assert ("extrapolated" in text.lower()) == bool(shown.step_extrapolated)
     assert all(len(line) <= 130 for line in text.splitlines() if "SET=" not in line)
 
 
@@ -187,7 +187,7 @@ def test_search_proposes_legal_layouts_best_first():
 
 
 def test_search_finds_a_rollout_that_fits():
-    broken = PRO_H100._replace(rollout=Rollout(8, 4, 32))
+    broken = PRO_H100._replace(rollout=RolloutSplit(8, 4, 32))
     assert search(broken, BUILT_IN)[0].question.rollout.gpus >= 64
 
 

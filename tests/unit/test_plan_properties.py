@@ -11,7 +11,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.plan.core import evaluate, memory_of
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.checks import check
-from dsv4kit.plan.counted.inputs import Levers, Parallel
+from dsv4kit.plan.counted.inputs import ActorSplit, Levers
 from dsv4kit.plan.counted.shards import shares
 
 SPLITS = st.tuples(
@@ -95,7 +95,7 @@ def test_every_node_is_counted_once(question):
 
 
 def test_nodes_that_hold_two_stages():
-    question = PRO_H100._replace(parallel=Parallel(16, 8, pipeline=32, expert=4), rollout=None)
+    question = PRO_H100._replace(parallel=ActorSplit(16, 8, pipeline=32, expert=4), rollout=None)
     nodes = memory_of(question, BUILT_IN).nodes
     assert sum(node.nodes for node in nodes) == 16
     assert nodes[0].stages == (0, 1)

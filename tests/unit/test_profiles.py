@@ -83,13 +83,13 @@ def test_its_layout_is_legal_by_another_reading_of_the_notation(name: str) -> No
 @pytest.mark.parametrize("model", ["pro-grpo-h100", "flash-grpo-h100"])
 @pytest.mark.parametrize("mtp", [False, True])
 def test_every_pp_has_a_legal_layout(model: str, mtp: bool) -> None:
-    from dsv4kit.plan.counted.layout import Rules, generate, max_pipeline, weights_for
+    from dsv4kit.plan.counted.layout import LayoutRules, generate, max_pipeline, weights_for
 
     asked = question(settings_of(model))
     assert asked is not None
     shape = asked.geometry
     for pipeline in range(2, max_pipeline(shape.num_layers, shape.hash_layers) + 1):
-        rules = Rules(pipeline, shape.num_layers, shape.hash_layers, int(mtp))
+        rules = LayoutRules(pipeline, shape.num_layers, shape.hash_layers, int(mtp))
         text = generate(rules, weights_for(shape, 8))
         problems = layout_grammar.problems(
             text, pipeline=pipeline, layers=shape.num_layers, hash_layers=shape.hash_layers, mtp=int(mtp)

@@ -16,7 +16,7 @@ KIND_NAMES = {SWA: "SWA", CSA: "CSA", HCA: "HCA"}
 FP8_BYTES, MXFP4_BYTES, BF16_BYTES, FP32_BYTES = 1 + 1 / 128**2, 0.5 + 1 / 32, 2, 4
 
 
-class Geometry(NamedTuple):
+class ModelShape(NamedTuple):
     """Shape of one model; field names after its `config.json`. `compress_ratios` has the MTP layers last."""
 
     num_layers: int
@@ -39,7 +39,7 @@ class Geometry(NamedTuple):
     hyper_connections: int
     vocab_size: int
 
-    def truncated(self, layers: int) -> Geometry:
+    def truncated(self, layers: int) -> ModelShape:
         """The first `layers` layers with embedding and head, without MTP: a proxy model."""
         return self._replace(num_layers=layers, mtp_layers=0, compress_ratios=self.compress_ratios[:layers])
 
@@ -49,7 +49,7 @@ class Geometry(NamedTuple):
         return self.compress_ratios[: self.num_layers]
 
 
-def compressor_params(g: Geometry, ratio: int, width: int) -> int:
+def compressor_params(g: ModelShape, ratio: int, width: int) -> int:
     """KV compressor: two projections h -> c*width, a learned position per slot, a norm; c = 2 where windows overlap."""
     if ratio == SWA:
         return 0
@@ -57,7 +57,7 @@ def compressor_params(g: Geometry, ratio: int, width: int) -> int:
     return 2 * g.hidden_size * c * width + ratio * c * width + width
 
 
-def attention_core_params(g: Geometry) -> int:
+def attention_core_params(g: ModelShape) -> int:
     """wq_a, wq_b, wkv (one shared K=V head), grouped wo_a, wo_b."""
     heads = g.num_attention_heads * g.head_dim
     return (
@@ -69,7 +69,7 @@ def attention_core_params(g: Geometry) -> int:
     )
 
 
-def indexer_params(g: Geometry, ratio: int) -> int:
+def indexer_params(g: ModelShape, ratio: int) -> int:
     """The token selector of sparse layers: its own queries, head weights and compressor."""
     if ratio != CSA:
         return 0
@@ -77,28 +77,28 @@ def indexer_params(g: Geometry, ratio: int) -> int:
     return queries + g.hidden_size * g.index_heads + compressor_params(g, ratio, g.index_head_dim)
 
 
-def hyper_connection_params(g: Geometry) -> int:
+def hyper_connection_params(g: ModelShape) -> int:
     """mHC of attention and of the expert layer: a map from all streams to the mixing weights, biases, three gates."""
     mixing = g.hyper_connections * (g.hyper_connections + 2)
     return 2 * (mixing * g.hyper_connections * g.hidden_size + mixing + 3)
 
 
-def router_params(g: Geometry) -> int:
+def router_params(g: ModelShape) -> int:
     """One score per routed expert; the bias and the hash table are buffers, not parameters."""
     return g.num_experts * g.hidden_size
 
 
-def expert_params(g: Geometry) -> int:
+def expert_params(g: ModelShape) -> int:
     """One routed (or shared) expert: gate, up, down."""
     return 3 * g.hidden_size * g.moe_intermediate_size
 
 
-def layer_expert_params(g: Geometry) -> int:
+def layer_expert_params(g: ModelShape) -> int:
     """All routed experts of one layer."""
     return g.num_experts * expert_params(g)
 
 
-def layer_dense_params(g: Geometry, ratio: int) -> int:
+def layer_dense_params(g: ModelShape, ratio: int) -> int:
     """One layer without its routed experts."""
     norms = 2 * g.hidden_size + g.q_lora_rank + g.head_dim
     return (
@@ -112,27 +112,27 @@ def layer_dense_params(g: Geometry, ratio: int) -> int:
     )
 
 
-def embedding_params(g: Geometry) -> int:
+def embedding_params(g: ModelShape) -> int:
     """The token embedding; the head is not tied to it."""
     return g.vocab_size * g.hidden_size
 
 
-def stream_head_params(g: Geometry) -> int:
+def stream_head_params(g: ModelShape) -> int:
     """hc_head: collapses the residual streams before a head."""
     return g.hyper_connections * (g.hyper_connections * g.hidden_size + 1) + 1
 
 
-def head_params(g: Geometry) -> int:
+def head_params(g: ModelShape) -> int:
     """Output head, final norm and hc_head."""
     return embedding_params(g) + g.hidden_size + stream_head_params(g)
 
 
-def mtp_dense_params(g: Geometry) -> int:
+def mtp_dense_params(g: ModelShape) -> int:
     """One MTP layer without its experts: a sliding-window layer, two projections, norms, hc_head."""
     return layer_dense_params(g, SWA) + 2 * g.hidden_size**2 + 3 * g.hidden_size + stream_head_params(g)
 
 
-def layer_released_bytes(g: Geometry, ratio: int) -> float:
+def layer_released_bytes(g: ModelShape, ratio: int) -> float:
     """Bytes of one layer's dense part as released and as vLLM holds it."""
     bf16 = router_params(g) + compressor_params(g, ratio, g.head_dim)
     if ratio == CSA:
@@ -152,7 +152,7 @@ class Totals(NamedTuple):
     released_with_mtp_bytes: float
 
 
-def totals(g: Geometry) -> Totals:
+def totals(g: ModelShape) -> Totals:
     """Parameters and released bytes of the whole model."""
     dense = sum(layer_dense_params(g, ratio) for ratio in g.layer_ratios)
     main = dense + g.num_layers * layer_expert_params(g) + embedding_params(g) + head_params(g)

@@ -18,7 +18,8 @@ from dsv4kit.plan.counted.inputs import Levers, Question
 from dsv4kit.plan.counted.shards import Share
 from dsv4kit.plan.counted.units import GB, GIB, MIB, power_of_two_ceil
 
-_REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
+# GPUs of the nodes whose host base was fitted, by processor.
+REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
 # Fitted host bases include what Ray's object store touched at this ceiling; what a larger one may take comes on top.
 _OBJECT_STORE_IN_BASE_GIB = 32.0
 
@@ -64,7 +65,7 @@ class NodeMemory(NamedTuple):
         return self.physical_gb / self.limit_gb
 
 
-def pinned_factor(g: geo.Geometry, levers: Levers, bytes_per_element: int = 4) -> float:
+def pinned_factor(g: geo.ModelShape, levers: Levers, bytes_per_element: int = 4) -> float:
     """How much larger the experts' tensors are pinned than in themselves; dense ones are too few to matter."""
     up_gate = 2 * g.hidden_size * g.moe_intermediate_size * bytes_per_element
     down = up_gate // 2
@@ -122,7 +123,7 @@ def node_memory(
         key = (node == 0, *(_likeness(shares[stage]) for stage in _stages(q, node)))
         kinds.setdefault(key, []).append(node)
     arch = q.hardware.cpu_architecture
-    base = c.of("host_base_gb", arch) * gpus / _REFERENCE_GPUS[arch]
+    base = c.of("host_base_gb", arch) * gpus / REFERENCE_GPUS[arch]
     head_extra = c.of("host_head_extra_gb", arch)
     found = []
     for key, members in kinds.items():

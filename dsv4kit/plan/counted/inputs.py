@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from dsv4kit.plan.counted.geometry import Geometry
+from dsv4kit.plan.counted.geometry import ModelShape
 
-Recipe = Literal["grpo", "sft"]
+RecipeKind = Literal["grpo", "sft"]
 
 
-class Hardware(NamedTuple):
+class NodeKind(NamedTuple):
     """One kind of node."""
 
     name: str
@@ -23,7 +23,7 @@ class Hardware(NamedTuple):
     pinned_counts_as_used: bool = True
 
 
-class Parallel(NamedTuple):
+class ActorSplit(NamedTuple):
     """Megatron's split of the actor over `nodes` x `gpus_per_node` GPUs (order tp-cp-ep-dp-pp)."""
 
     nodes: int
@@ -54,7 +54,7 @@ class Parallel(NamedTuple):
         return self.world // (self.pipeline * self.expert)
 
 
-class Rollout(NamedTuple):
+class RolloutSplit(NamedTuple):
     """One vLLM replica and its memory share; `sleep_level` 1 keeps a copy of its weights on the host."""
 
     tensor: int
@@ -104,7 +104,7 @@ class Work(NamedTuple):
         return self.prompt_tokens + self.response_tokens
 
 
-class Schedule(NamedTuple):
+class RunLength(NamedTuple):
     """Length of the run and of a segment."""
 
     steps: int = 1000
@@ -118,19 +118,19 @@ class Question(NamedTuple):
     """Everything the planner needs to know; `placed`: the batch script asks for topology.slurm_segment by itself."""
 
     model: str
-    geometry: Geometry
-    hardware: Hardware
-    recipe: Recipe
-    parallel: Parallel
+    geometry: ModelShape
+    hardware: NodeKind
+    recipe: RecipeKind
+    parallel: ActorSplit
     work: Work
     layout: str | None = None
     mtp: bool = False
-    rollout: Rollout | None = None
+    rollout: RolloutSplit | None = None
     levers: Levers = Levers()
     contents: tuple[str, ...] = ("model", "extra")
     dist_checkpoint: bool = False
     fully_reshardable: bool = False
-    schedule: Schedule = Schedule()
+    schedule: RunLength = RunLength()
     env: tuple[tuple[str, str], ...] = ()
     placed: bool = False
 

@@ -25,7 +25,7 @@ _GROUP = re.compile(r"\(([^()]*)\)\*([0-9]+)|([EtmL|])\*([0-9]+)|([EtmL|])")
 _MAX_SYMBOLS = 10_000
 
 
-class Rules(NamedTuple):
+class LayoutRules(NamedTuple):
     """What a layout has to hold."""
 
     pipeline: int
@@ -34,7 +34,7 @@ class Rules(NamedTuple):
     mtp_layers: int
 
 
-class Stage(NamedTuple):
+class PipelineStage(NamedTuple):
     """What one pipeline rank holds; `layers` are indices of decoder layers."""
 
     embedding: bool
@@ -43,7 +43,7 @@ class Stage(NamedTuple):
     head: bool
 
 
-class Weights(NamedTuple):
+class StageWeights(NamedTuple):
     """What embedding, head and MTP count in a stage, in decoder layers."""
 
     embedding: float = 0.5
@@ -51,13 +51,15 @@ class Weights(NamedTuple):
     mtp: float = 2.0
 
 
-def weights_for(g: geo.Geometry, expert: int) -> Weights:
+def weights_for(g: geo.ModelShape, expert: int) -> StageWeights:
     """Embedding by its memory beside a layer's share of one rank; head and MTP by the parameters a token passes."""
     layer = geo.layer_dense_params(g, geo.HCA)
     held = layer + geo.layer_expert_params(g) / expert
     active = layer + g.experts_per_token * geo.expert_params(g)
     head = geo.head_params(g) / active
-    return Weights(embedding=geo.embedding_params(g) / held, head=head, mtp=1 + 2 * g.hidden_size**2 / active + head)
+    return StageWeights(
+        embedding=geo.embedding_params(g) / held, head=head, mtp=1 + 2 * g.hidden_size**2 / active + head
+    )
 
 
 def _broken(text: str, rule: str, source: str) -> UserError:
@@ -93,7 +95,7 @@ def _expanded(part: str, text: str, nested: bool) -> str:
     return "".join(pieces)
 
 
-def check(text: str, rules: Rules) -> tuple[Stage, ...]:
+def check(text: str, rules: LayoutRules) -> tuple[PipelineStage, ...]:
     """The stages by pipeline rank; the first broken rule is a `UserError` that names it and its source."""
     chunks = parse(text)
     if len(chunks) % rules.pipeline:
@@ -118,7 +120,7 @@ def check(text: str, rules: Rules) -> tuple[Stage, ...]:
     return _by_rank(chunks, rules.pipeline)
 
 
-def _check_mtp(text: str, chunks: Sequence[str], rules: Rules) -> None:
+def _check_mtp(text: str, chunks: Sequence[str], rules: LayoutRules) -> None:
     flat = "".join(chunks)
     found = flat.count("m")
     if found and not rules.mtp_layers:
@@ -136,7 +138,7 @@ def _check_mtp(text: str, chunks: Sequence[str], rules: Rules) -> None:
         raise _broken(text, "m stands in the last virtual stage of its rank", NOTATION)
 
 
-def _by_rank(chunks: Sequence[str], pipeline: int) -> tuple[Stage, ...]:
+def _by_rank(chunks: Sequence[str], pipeline: int) -> tuple[PipelineStage, ...]:
     layers: list[list[int]] = [[] for _ in range(pipeline)]
     index = 0
     for position, chunk in enumerate(chunks):
@@ -144,7 +146,7 @@ def _by_rank(chunks: Sequence[str], pipeline: int) -> tuple[Stage, ...]:
         layers[position % pipeline] += range(index, index + count)
         index += count
     own = ["".join(chunks[rank::pipeline]) for rank in range(pipeline)]
-    return tuple(Stage("E" in c, tuple(n), c.count("m"), "L" in c) for c, n in zip(own, layers, strict=True))
+    return tuple(PipelineStage("E" in c, tuple(n), c.count("m"), "L" in c) for c, n in zip(own, layers, strict=True))
 
 
 def write(stages: Sequence[str]) -> str:
@@ -171,7 +173,7 @@ def max_pipeline(num_layers: int, hash_layers: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def generate(rules: Rules, weights: Weights) -> str:
+def generate(rules: LayoutRules, weights: StageWeights) -> str:
     """The layout whose heaviest stage is lightest, and among those the most even one.
 
     Stage 0 takes all hash layers, every stage at least one layer, the last stage head and MTP.

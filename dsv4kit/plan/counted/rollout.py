@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
 from dsv4kit.plan.counted.gpu_memory import REFERENCE_HIDDEN
-from dsv4kit.plan.counted.inputs import Hardware, Rollout, Work
+from dsv4kit.plan.counted.inputs import NodeKind, RolloutSplit, Work
 from dsv4kit.plan.counted.units import GB, GIB
 
 # Bytes of one KV entry: fp8 is 448 + 128 + 8 for the latent and 128 + 4 for the indexer, bf16 two per value.
@@ -46,7 +46,7 @@ class RolloutMemory(NamedTuple):
         return self.budget_gb - self.weights_gb - self.activations_gb - self.overhead_gb
 
 
-def kv_bytes_per_token(g: geo.Geometry, kv_bytes: int) -> float:
+def kv_bytes_per_token(g: geo.ModelShape, kv_bytes: int) -> float:
     """All layers together; sliding-window layers keep none beyond their window."""
     per_ratio = {
         geo.SWA: 0.0,
@@ -56,7 +56,7 @@ def kv_bytes_per_token(g: geo.Geometry, kv_bytes: int) -> float:
     return sum(per_ratio[ratio] for ratio in g.layer_ratios)
 
 
-def sequence_constant_bytes(g: geo.Geometry) -> float:
+def sequence_constant_bytes(g: geo.ModelShape) -> float:
     """Per sequence and independent of its length: sliding window (bf16) and the compressors' open windows (fp32)."""
     window = g.sliding_window * g.head_dim * 2 * g.num_layers
     states = sum(
@@ -65,7 +65,7 @@ def sequence_constant_bytes(g: geo.Geometry) -> float:
     return window + states
 
 
-def weights_gb(g: geo.Geometry, rollout: Rollout) -> tuple[float, float, float]:
+def weights_gb(g: geo.ModelShape, rollout: RolloutSplit) -> tuple[float, float, float]:
     """Experts, dense part, and embedding with head on one GPU, in GB."""
     experts = g.num_layers * g.num_experts / rollout.expert * geo.expert_params(g) * geo.MXFP4_BYTES
     heads = g.num_attention_heads * g.head_dim
@@ -77,7 +77,7 @@ def weights_gb(g: geo.Geometry, rollout: Rollout) -> tuple[float, float, float]:
 
 
 def rollout_memory(
-    g: geo.Geometry, hardware: Hardware, rollout: Rollout, work: Work, world: int, c: Coefficients
+    g: geo.ModelShape, hardware: NodeKind, rollout: RolloutSplit, work: Work, world: int, c: Coefficients
 ) -> RolloutMemory:
     """Memory of one worker of a replica."""
     experts, dense, head = weights_gb(g, rollout)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.inputs import Question
-from dsv4kit.plan.counted.layout import Rules, Stage, check, generate, weights_for
+from dsv4kit.plan.counted.layout import LayoutRules, PipelineStage, check, generate, weights_for
 
 
 class Share(NamedTuple):
@@ -39,9 +39,9 @@ class Share(NamedTuple):
         return " + ".join(parts)
 
 
-def rules_of(q: Question) -> Rules:
+def rules_of(q: Question) -> LayoutRules:
     """What a layout of this question has to hold."""
-    return Rules(q.parallel.pipeline, q.geometry.num_layers, q.geometry.hash_layers, q.mtp_layers)
+    return LayoutRules(q.parallel.pipeline, q.geometry.num_layers, q.geometry.hash_layers, q.mtp_layers)
 
 
 def layout_of(q: Question) -> str:
@@ -54,7 +54,7 @@ def shares(q: Question) -> tuple[Share, ...]:
     return tuple(_share(q, rank, stage) for rank, stage in enumerate(check(layout_of(q), rules_of(q))))
 
 
-def _share(q: Question, rank: int, stage: Stage) -> Share:
+def _share(q: Question, rank: int, stage: PipelineStage) -> Share:
     g, p = q.geometry, q.parallel
     dense = sum(geo.layer_dense_params(g, g.compress_ratios[layer]) for layer in stage.layers)
     active = dense + len(stage.layers) * g.experts_per_token * geo.expert_params(g)

@@ -17,11 +17,13 @@ from dsv4kit.plan.counted.gpu_memory import micro_batches
 from dsv4kit.plan.counted.inputs import Question
 from dsv4kit.plan.counted.shards import Share
 from dsv4kit.plan.counted.units import GB
-from dsv4kit.plan.fitted.calibrated import PUBLISHED, TIME, Point, extrapolated
 
-_REFERENCE_LAYERS = 61
-_REFERENCE_ACTIVE = 13.27e9
-_SHALLOW_PIPELINE = 4
+# Decoder layers and active parameters of the models the times were measured with: Pro's layers for decoding, Flash's
+# parameters for SFT.
+REFERENCE_LAYERS = 61
+REFERENCE_ACTIVE = 13.27e9
+# Up to this depth the weights are gathered at a rate of their own.
+SHALLOW_PIPELINE = 4
 
 
 class StepTime(NamedTuple):
@@ -32,7 +34,6 @@ class StepTime(NamedTuple):
     train_s: float
     first_extra_s: float
     first_extra_warm_s: float
-    extrapolated: tuple[str, ...]
 
     @property
     def steady_s(self) -> float:
@@ -52,7 +53,7 @@ class StepTime(NamedTuple):
 
 def transfer_s(q: Question, c: Coefficients) -> float:
     """Gathering all weights in bf16 once: what a weight update, and the export of a checkpoint, cost."""
-    if q.parallel.pipeline <= _SHALLOW_PIPELINE:
+    if q.parallel.pipeline <= SHALLOW_PIPELINE:
         rate = c.of("update_weights_shallow_gb_per_s")
     else:
         rate = c.for_hardware("update_weights_gb_per_s", q.hardware.name)
@@ -71,16 +72,16 @@ def _scaleout(q: Question, c: Coefficients) -> float:
     return math.pow(c.of("expert_scaleout_factor"), math.log2(domains))
 
 
-def step_time(q: Question, shares: Sequence[Share], c: Coefficients, points: Sequence[Point] = PUBLISHED) -> StepTime:
+def step_time(q: Question, shares: Sequence[Share], c: Coefficients) -> StepTime:
     """The parts of a step."""
     hardware = q.hardware.name
     if q.recipe == "sft":
-        active = geo.totals(q.geometry).active / _REFERENCE_ACTIVE
+        active = geo.totals(q.geometry).active / REFERENCE_ACTIVE
         tokens = q.work.sequences * q.work.sequence_tokens
         generation, transfer = 0.0, 0.0
         train = c.of("sft_s_per_token_per_gpu") * active * tokens / q.parallel.world * _scaleout(q, c)
     else:
-        layers = q.geometry.num_layers / _REFERENCE_LAYERS
+        layers = q.geometry.num_layers / REFERENCE_LAYERS
         generation = c.for_hardware("decode_s_per_token", hardware) * layers * q.work.response_tokens
         transfer = transfer_s(q, c)
         pipeline = pipeline_work(q, shares) / c.for_hardware("train_pipeline_reference", hardware)
@@ -94,5 +95,4 @@ def step_time(q: Question, shares: Sequence[Share], c: Coefficients, points: Seq
         train_s=train,
         first_extra_s=c.for_hardware("first_step_extra_s", hardware),
         first_extra_warm_s=c.of("first_step_extra_warm_s"),
-        extrapolated=extrapolated(q, points, TIME),
     )

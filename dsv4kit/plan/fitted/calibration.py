@@ -17,14 +17,14 @@ from dsv4kit.errors import UserError
 from dsv4kit.plan.core import Memory, Plan, evaluate
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import built_in
+from dsv4kit.plan.counted.host_memory import REFERENCE_GPUS
 from dsv4kit.plan.counted.inputs import Question
-from dsv4kit.plan.counted.step_time import pipeline_work
+from dsv4kit.plan.counted.step_time import REFERENCE_ACTIVE, REFERENCE_LAYERS, SHALLOW_PIPELINE, pipeline_work
 from dsv4kit.plan.counted.units import GB
 from dsv4kit.plan.fitted.calibrated import point_of
 from dsv4kit.plan.fitted.measured import Observation, observe
 from dsv4kit.plan.fitted.site_constants import path_of, read_runs
 
-_REFERENCE_GPUS = {"x86_64": 8, "aarch64": 4}
 _GPU_MEMORY_NUMA_NODES = range(64)
 
 
@@ -88,7 +88,7 @@ def _fit_host(plan: Plan, observation: Observation) -> dict[str, float]:
     base = max(0.0, median(beyond))
     arch, gpus = plan.question.hardware.cpu_architecture, plan.question.parallel.gpus_per_node
     return {
-        f"host_base_gb.{arch}": base * _REFERENCE_GPUS[arch] / gpus,
+        f"host_base_gb.{arch}": base * REFERENCE_GPUS[arch] / gpus,
         f"host_head_extra_gb.{arch}": max(0.0, max(beyond) - base),
     }
 
@@ -115,15 +115,17 @@ def _fit_times(plan: Plan, observation: Observation) -> dict[str, float]:
         values[f"first_step_extra_s.{hardware}"] = max(0.0, times.first_s - times.steady_s)
     if q.recipe == "sft":
         tokens = q.work.sequences * q.work.sequence_tokens
-        values["sft_s_per_token_per_gpu"] = times.steady_s * q.parallel.world / tokens / (totals.active / 13.27e9)
+        values["sft_s_per_token_per_gpu"] = (
+            times.steady_s * q.parallel.world / tokens / (totals.active / REFERENCE_ACTIVE)
+        )
         return values
     if not times.generation_s or not times.update_weights_s:
         return values
     values[f"decode_s_per_token.{hardware}"] = times.generation_s / (
-        q.work.response_tokens * q.geometry.num_layers / 61
+        q.work.response_tokens * q.geometry.num_layers / REFERENCE_LAYERS
     )
     rate = 2 * totals.main / GB / times.update_weights_s
-    shallow = q.parallel.pipeline <= 4
+    shallow = q.parallel.pipeline <= SHALLOW_PIPELINE
     values["update_weights_shallow_gb_per_s" if shallow else f"update_weights_gb_per_s.{hardware}"] = rate
     values[f"train_s.{hardware}"] = max(0.0, times.steady_s - times.generation_s - times.update_weights_s)
     values[f"train_pipeline_reference.{hardware}"] = pipeline_work(q, plan.memory.shares)

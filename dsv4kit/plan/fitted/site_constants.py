@@ -21,7 +21,7 @@ _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _MEMORY = ("host_base_gb", "host_head_extra_gb", "gpu_context_gib")
 
 
-class Site(NamedTuple):
+class SiteConstants(NamedTuple):
     """The constants to plan with at a site, and the measured runs they hold for."""
 
     coefficients: Coefficients
@@ -40,17 +40,17 @@ def path_of(site: str) -> Path:
     return base / "calibration" / f"{site}.yaml"
 
 
-def coefficients_for(site: str | None) -> Site:
+def coefficients_for(site: str | None) -> SiteConstants:
     """The built-in constants with the site's own in place of theirs, where there are any."""
     path = path_of(site) if site and _SITE_NAME.match(site) else None
     if path is None or not path.is_file():
-        return Site(built_in())
+        return SiteConstants(built_in())
     runs = read_runs(path)
     fitted = _combined(runs)
     names = ", ".join(run["run"] for run in runs)
     origin = f"built-in, {len(fitted)} of them fitted at {site} (runs {names})"
     points = tuple(Point(**run["point"]) for run in runs)
-    return Site(built_in().with_values(fitted, origin), (*points, *PUBLISHED))
+    return SiteConstants(built_in().with_values(fitted, origin), (*points, *PUBLISHED))
 
 
 def _combined(runs: list[dict[str, Any]]) -> dict[str, Coefficient]:

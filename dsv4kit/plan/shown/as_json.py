@@ -91,7 +91,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
             "steady_s": _r(plan.step.steady_s),
             "first_s": _r(plan.step.first_s),
             "first_warm_s": _r(plan.step.first_warm_s),
-            "extrapolated": list(plan.step.extrapolated),
+            "extrapolated": list(plan.step_extrapolated),
         },
         "segment": _segment(plan.segment) | {"warm": _segment(plan.segment_warm)},
         "levers": [lever._asdict() for lever in levers],

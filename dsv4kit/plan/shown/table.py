@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.plan.core import Plan
@@ -42,15 +43,8 @@ def render(plan: Plan, levers: Sequence[Lever] = ()) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell; the first one left-justified, the others right."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    """The first column left-justified, the others right."""
+    return "\n".join(aligned([header, *rows], right=range(1, len(header))))
 
 
 def _wrapped(text: str, first: str = "", rest: str = "  ") -> str:
@@ -198,7 +192,7 @@ def _time(plan: Plan) -> str:
     parts = (
         f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}"
     )
-    extrapolated = f" Extrapolated: {', '.join(step.extrapolated)}." if step.extrapolated else ""
+    extrapolated = f" Extrapolated: {', '.join(plan.step_extrapolated)}." if plan.step_extrapolated else ""
     lines = [
         f"Step: {step.steady_s:.0f} s ({parts}); the first of a segment {step.first_s:.0f} s while kernels compile."
         + extrapolated,

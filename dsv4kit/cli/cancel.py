@@ -16,12 +16,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Cancels, and says how much there was."""
+    """Cancels, and says how much there was and what of it is still there."""
     from dsv4kit.cli.runs import chosen_name, open_run
     from dsv4kit.launch.cancel import cancel_run
 
     run_dir, slurm = open_run(chosen_name(args))
-    count = cancel_run(run_dir, slurm)
-    done = f"cancelled {count} segment{'s' if count > 1 else ''}" if count else "there is nothing left to cancel"
-    print(f"run {run_dir.name}: {done}")
+    count, left = cancel_run(run_dir, slurm)
+    if left:
+        jobs = ", ".join(f"job {job_id} ({state})" for job_id, state in left.items())
+        print(f"run {run_dir.name}: Slurm was told to cancel {_segments(count)}; still there: {jobs}")
+        return 1
+    print(f"run {run_dir.name}: {f'cancelled {_segments(count)}' if count else 'there is nothing left to cancel'}")
     return 0
+
+
+def _segments(count: int) -> str:
+    return f"{count} segment{'s' if count > 1 else ''}"

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.launch.state import ENDED, attempts_of
+from dsv4kit.launch.state import attempts_of
 from dsv4kit.run.files import write_json
 from dsv4kit.run.outcome import CANCEL_MARK
 
-# What Slurm is ending already.
-_OVER = (*ENDED, "COMPLETING")
+_POLL_S = 0.2
 
 
-def cancel_run(run: RunDir, slurm: Slurm) -> int:
-    """Cancels the run's jobs by the name that only they have (also one that no file knows of); how many there were.
+def cancel_run(run: RunDir, slurm: Slurm, patience_s: float = 10) -> tuple[int, dict[str, str]]:
+    """Cancels the run's jobs by the name that only they have (also one that no file knows of), and looks again.
 
-    The segments are marked first: an agent that Slurm ends writes its outcome at once.
+    Returns how many there were, and job id -> state of those still there after `patience_s`. The segments are marked
+    first: an agent that Slurm ends writes its outcome at once.
     """
-    live = [state for state in slurm.states_named(run.job_name) if state not in _OVER]
+    name = run.job_name
+    live = slurm.live(name)
     marks = mark_cancelled(run) if live else []
     try:
-        slurm.cancel_named(run.job_name)
+        slurm.cancel_named(name)
     except BaseException:
         for mark in marks:
             mark.unlink(missing_ok=True)
         raise
-    return len(live)
+    seen, deadline = set(live), time.monotonic() + patience_s
+    while (left := slurm.live(name)) and time.monotonic() < deadline:
+        if not left.keys() <= seen:  # submitted meanwhile
+            seen |= left.keys()
+            slurm.cancel_named(name)
+        time.sleep(_POLL_S)
+    return len(seen), left
 
 
 def mark_cancelled(run: RunDir) -> list[Path]:

@@ -10,7 +10,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.run_dir import ChainLink, RunDir
-from dsv4kit.launch.slurm import Slurm
+from dsv4kit.launch.slurm import Slurm, error_lines
 from dsv4kit.node.resume import REQUEST
 from dsv4kit.run.files import write_json, write_text
 
@@ -38,6 +38,7 @@ def submit_segments(
     before = run.chain()
     links: list[ChainLink] = []
     after: str | None = None
+    segment = 0
     try:
         for segment in segments:
             prepared = executor(segment, after)
@@ -45,6 +46,7 @@ def submit_segments(
             if request and not links:
                 write_json(run.segment(segment) / REQUEST, request)
             job = prepared.submit(run_segment, str(run.path), segment)
+            slurm.confirm(str(job.job_id), run.job_name, after)
             after = str(job.job_id)
             links.append(ChainLink(segment, after))
             run.save_chain([*before, *links])
@@ -53,8 +55,7 @@ def submit_segments(
     except BaseException as error:
         _take_back(run, before, slurm)
         if isinstance(error, FailedJobError | FailedSubmissionError):
-            number = len(before) + len(links) + 1
-            raise UserError(f"sbatch refused segment {number}: {_last_line(error)}") from None
+            raise UserError(f"sbatch refused segment {segment}: {error_lines(str(error))}") from None
         raise
     return links
 
@@ -66,8 +67,3 @@ def _take_back(run: RunDir, before: list[ChainLink], slurm: Slurm) -> None:
     except UserError as error:
         raise JobsLeftError(f"RUN={run.name}: jobs named {run.job_name} may be left in the queue: {error}") from None
     run.save_chain(before)
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if "error:" in line]
-    return lines[-1] if lines else str(error).strip().splitlines()[-1]

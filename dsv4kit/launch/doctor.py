@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,6 @@ from dsv4kit.config import time_limit
 from dsv4kit.errors import UserError
 from dsv4kit.image import contents, fit, patches
 from dsv4kit.launch import site_files
-from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.submission import Submission
 
@@ -54,8 +54,12 @@ def examine(submission: Submission) -> Iterator[Finding]:
 
 def slurm(submission: Submission) -> Iterator[Finding]:
     """Whether Slurm answers, and is the one the site says."""
-    version = submission.slurm.run("sbatch", "--version").split()[-1]
-    state = submission.slurm.run("scontrol", "ping").strip().splitlines()[0]
+    answer = submission.slurm.run("sbatch", "--version")
+    if not (found := re.search(r"^slurm\S* (\d+\.\S+)", answer, re.MULTILINE)):
+        raise UserError(f"sbatch --version: its answer {answer.strip()!r} names no version of Slurm")
+    version = found[1]
+    pinged = submission.slurm.run("scontrol", "ping").splitlines()
+    state = next((line.strip() for line in pinged if line.startswith("Slurmctld")), "no controller answers")
     yield Finding("ok" if "UP" in state else "problem", "slurm", f"{version}; {state}")
     said = submission.site.slurm.version
     if said and said.split(".")[:2] != version.split(".")[:2]:
@@ -80,13 +84,18 @@ def options(submission: Submission) -> Iterator[Finding]:
 def partition(submission: Submission) -> Iterator[Finding]:
     """Limits of the partition against the run's."""
     schedule = submission.resolved.settings.schedule
-    name = submission.site.slurm.partition or _default_partition(submission)
-    shown = parse_record(submission.slurm.run("scontrol", "show", "partition", "-o", name))
-    usable = submission.slurm.node_count(submission.site.slurm.partition)
-    text = f"{name}: {shown.get('State')}, {usable} usable nodes, MaxTime {shown.get('MaxTime')}"
+    name = submission.site.slurm.partition or submission.slurm.default_partition()
+    shown = submission.slurm.record("PartitionName", "scontrol", "show", "partition", "-o", name)
+    nodes = submission.slurm.node_count(submission.site.slurm.partition)
+    text = f"{name}: {shown.get('State')}, {nodes.usable} usable nodes, MaxTime {shown.get('MaxTime')}"
     yield Finding("ok" if shown.get("State") == "UP" else "problem", "partition", text)
-    if schedule.nodes > usable:
-        yield Finding("problem", "partition", f"{schedule.nodes} nodes are asked for, {usable} can be had")
+    if schedule.nodes > nodes.there:
+        yield Finding("problem", "partition", f"{schedule.nodes} nodes are asked for, {nodes.there} can be had")
+    elif schedule.nodes > nodes.usable:
+        text = (
+            f"{schedule.nodes} nodes are asked for; of {nodes.there}, {nodes.usable} are neither down nor drained now"
+        )
+        yield Finding("warning", "partition", text)
     most = shown.get("MaxNodes", "UNLIMITED")
     if most.isdigit() and schedule.nodes > int(most):
         yield Finding("problem", "partition", f"{schedule.nodes} nodes are asked for, a job may have {most}")
@@ -100,9 +109,10 @@ def partition(submission: Submission) -> Iterator[Finding]:
 def account(submission: Submission) -> Iterator[Finding]:
     """Whether the site's account is one of the user's."""
     wanted, user = submission.site.slurm.account, getpass.getuser()
-    query = ("sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account")
+    query = ("sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=user,account")
     try:
-        mine = sorted(set(submission.slurm.run(*query).split()))
+        answer = [line.split("|") for line in submission.slurm.run(*query).splitlines()]
+        mine = sorted({line[1] for line in answer if len(line) == 2 and line[0] == user})
     except UserError:
         yield Finding("ok", "account", f"{wanted or 'none set'}; this cluster has no accounting to ask")
         return
@@ -114,11 +124,11 @@ def account(submission: Submission) -> Iterator[Finding]:
 
 def accepted(submission: Submission) -> Iterator[Finding]:
     """What sbatch itself says to the script: account, QOS, reservation, nodes, GPUs, memory."""
-    script = SegmentScript(submission.resolved.settings, submission.site, submission.run, 1)
+    executor = submission.executor(1, None)
     with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
-        file.write(script.render("true"))
+        file.write(executor.script_text())
         file.flush()
-        submission.slurm.run("sbatch", "--test-only", file.name)
+        executor.try_out(file.name)
     yield Finding("ok", "sbatch", "accepts the script of a segment (--test-only)")
 
 
@@ -219,11 +229,6 @@ _CHECKS: tuple[tuple[str, Callable[[Submission], Iterator[Finding]]], ...] = (
 )
 
 
-def parse_record(text: str) -> dict[str, str]:
-    """`key=value` words of `scontrol show -o`."""
-    return dict(word.split("=", 1) for word in text.split() if "=" in word)
-
-
 def limit_s(text: str) -> int | None:
     """A limit as Slurm shows it, in seconds; None for none."""
     try:
@@ -241,13 +246,6 @@ def quota_left(text: str) -> float | None:
     used, soft, hard = map(int, numbers)
     limit = hard or soft
     return (limit - used) * 1024.0 if limit else None
-
-
-def _default_partition(submission: Submission) -> str:
-    for name in submission.slurm.run("sinfo", "-h", "-o", "%P").split():
-        if name.endswith("*"):
-            return name.rstrip("*")
-    raise UserError("the cluster has no default partition; slurm.partition of the site names one")
 
 
 def _existing(path: Path) -> Path:

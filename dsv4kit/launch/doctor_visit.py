@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
-from dsv4kit.launch.slurm import Slurm
-from dsv4kit.launch.state import ENDED
+from dsv4kit.launch.slurm import ENDED, Slurm, error_lines
 from dsv4kit.launch.submission import Submission
 from dsv4kit.node.doctor import visit
 from dsv4kit.node.preflight import NodeReport
@@ -88,6 +90,10 @@ def send(submission: Submission, root: Path) -> Visit:
     freeze(run.kit)
     write_json(run.path / "node.json", spec.as_dict())
     script = SegmentScript(settings, submission.site, run, 1)
-    executor = SegmentExecutor(run.segment(1) / "submitit", script, submission.python, submission.slurm.job_environment)
-    job = executor.submit(visit, str(run.path))
+    executor = SegmentExecutor(run.segment(1) / "submitit", script, submission.python, submission.slurm)
+    try:
+        job = executor.submit(visit, str(run.path))
+        submission.slurm.confirm(str(job.job_id), run.job_name, None)
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"sbatch refused the doctor's job: {error_lines(str(error))}") from None
     return Visit(run, str(job.job_id), submission.slurm, schedule.nodes)

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import submitit
+from submitit.core.utils import FailedSubmissionError
 
 from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.slurm import TOKEN, Slurm, submitted_job
+from dsv4kit.run.files import write_text
 
 
 class SegmentExecutor(submitit.SlurmExecutor):
-    """Submits one segment. submitit brings the payload (its pickle, its command, its job files); the script is ours."""
+    """Submits one segment. submitit brings the payload (its pickle, its command, its job files); the script is ours.
+
+    sbatch runs in the caller's environment, without what would steer it; the job starts with one of its own.
+    """
 
     def __init__(
-        self, folder: Path, script: SegmentScript, python: str, env: Mapping[str, str], after: str | None = None
+        self, folder: Path, script: SegmentScript, python: str, slurm: Slurm, after: str | None = None
     ) -> None:
-        """`python` runs on the nodes; `env` is the job's whole environment; `after` is the job id to wait for."""
+        """`python` runs on the nodes; `after` is the job id to wait for."""
         super().__init__(folder, python=shlex.quote(python))
         self._script = script
-        self._env = dict(env)
+        self._slurm = slurm
         self._after = after
+        self._environment = script.run.segment(script.segment) / "job.env"
         self.update_parameters(nodes=script.settings.schedule.nodes, ntasks_per_node=1)
 
     @classmethod
@@ -39,16 +48,58 @@ class SegmentExecutor(submitit.SlurmExecutor):
         return self._make_submission_file_text(self._submitit_command_str, "")
 
     def sbatch_command(self, script: str) -> list[str]:
-        """The argv that submits it. `env -i` keeps the user's shell, and what secrets it holds, out of the job.
+        """The argv that submits it, for the caller's environment."""
+        return self._slurm.command(*self._sbatch(script))
+
+    def try_out(self, script: str) -> None:
+        """Has sbatch look at the script exactly as it would be submitted, and submit nothing."""
+        with self._environment_in(None):
+            self._slurm.run(*self._sbatch("--test-only", script))
+
+    def _sbatch(self, *last: str) -> list[str]:
+        """`--export-file` replaces the whole environment of the job: the user's shell, and what secrets it holds, stay
+        out. (`--export=NAMES` would have slurmd run the user's login shell on the node and hold the job if that fails:
+        sbatch then sets SLURM_GET_USER_ENV.)
 
         `afterany` keeps the order of the chain. It is fulfilled at once when the job before is cancelled in the queue,
         so `singleton` (one job at a time of this name, which only the run has) keeps two from training at once.
         """
         dependency = "--dependency=" + ",".join(["singleton", *([f"afterany:{self._after}"] if self._after else [])])
-        return ["env", "-i", *(f"{key}={value}" for key, value in self._env.items()), "sbatch", dependency, script]
+        return ["sbatch", "--parsable", f"--export-file={self._environment}", dependency, *last]
+
+    def _submit_command(self, command: str) -> submitit.Job[object]:
+        # With --export-file sbatch finds its own token in that file only, and a run directory keeps no secrets.
+        self._write_environment()
+        if not (token := self._slurm.token):
+            return super()._submit_command(command)
+        with self._environment_in(token):
+            return super()._submit_command(command)
+
+    @contextlib.contextmanager
+    def _environment_in(self, token: str | None) -> Iterator[None]:
+        """The job's environment, for this long, in a file that only this user can read."""
+        kept = self._environment
+        with tempfile.TemporaryDirectory() as directory:
+            self._environment = Path(directory, "job.env")
+            self._write_environment(**({TOKEN: token} if token else {}))
+            try:
+                yield
+            finally:
+                self._environment = kept
+
+    def _write_environment(self, **more: str) -> None:
+        variables = {**self._slurm.job_environment, **more}
+        write_text(self._environment, "".join(f"{key}={value}\0" for key, value in variables.items()))
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.render(command)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return self.sbatch_command(str(submission_file_path))
+
+    @staticmethod
+    def _get_job_id_from_submission_command(string: bytes | str) -> str:
+        try:
+            return submitted_job(string if isinstance(string, str) else string.decode(errors="replace"))
+        except ValueError as error:
+            raise FailedSubmissionError(f"sbatch: {error}") from None

@@ -16,6 +16,7 @@ from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.segment_option import knows_segment
+from dsv4kit.launch.slurm import MARK
 
 
 @functools.cache  # with it a template is compiled once, and not for each segment
@@ -72,6 +73,7 @@ class SegmentScript:
                 scratch_dir=self.site.scratch_dir,
                 mounts=mounts.of(settings, self.site, self.run) if container.runtime != "none" else [],
                 submitit_command=submitit_command,
+                mark=MARK,
             )
         )
 

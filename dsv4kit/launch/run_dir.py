@@ -39,7 +39,14 @@ class RunDir:
 
     @property
     def job_name(self) -> str:
-        """Slurm job name of all its segments: no other run has it, because it carries a hash of the directory."""
+        """Slurm job name of all its segments: no other run has it, because it carries a hash of the directory.
+
+        `chain.json` has the one that the jobs have, whichever way the path was written or linked then.
+        """
+        chain: Any = read_json(self.path / "chain.json")
+        recorded = chain.get("job_name") if isinstance(chain, dict) else None
+        if isinstance(recorded, str) and _JOB_NAME.match(recorded):
+            return recorded
         return f"{self.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
 
     @property
@@ -117,9 +124,21 @@ def find_run(name: str | None) -> RunDir:
     if name is None:
         if not runs:
             raise UserError(f"no run in {root} yet; `make submit HW=cpu` makes one")
-        return RunDir(runs[-1].parent)
+        return _as_submitted(runs[-1].parent)
     known = [path.parent.name for path in runs]
     if checked_name(name) not in known:
         shown = ", ".join(known[-8:]) or "none"
         raise UserError(f"RUN={name!r}: no such run in {root}; newest: {shown}{nearest(name, known)}")
-    return RunDir(root / name)
+    return _as_submitted(root / name)
+
+
+def _as_submitted(path: Path) -> RunDir:
+    """The run under the path that it was submitted with (its nodes and its job name know it by that), if that is it."""
+    spec: Any = read_json(path / "node.json")
+    recorded = spec.get("run_dir") if isinstance(spec, dict) else None
+    try:
+        if isinstance(recorded, str) and os.path.samefile(recorded, path):
+            return RunDir(Path(recorded))
+    except (OSError, ValueError):
+        pass
+    return RunDir(path)

@@ -13,24 +13,13 @@ from typing import Any
 from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
 from dsv4kit.launch.run_dir import ChainLink, RunDir
-from dsv4kit.launch.slurm import JobState, Slurm
+from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.node.resume import REQUEST
 from dsv4kit.run import metrics, outcome
 from dsv4kit.run.files import read_json, read_json_lines
 from dsv4kit.run.outcome import Outcome
 
 _ATTEMPT = re.compile(r"attempt-\d+")
-ENDED = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
-)
 
 
 @dataclass(frozen=True)

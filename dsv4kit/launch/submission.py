@@ -130,9 +130,9 @@ class Submission:
     def check_cluster(self) -> None:
         """Refuses what this cluster cannot run now."""
         nodes = self.resolved.settings.schedule.nodes
-        there = self.slurm.node_count(self.site.slurm.partition)
+        there = self.slurm.node_count(self.site.slurm.partition).there  # for one that is drained now, sbatch waits
         if nodes > there:
-            raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} usable nodes")
+            raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} nodes")
         for problem in site_files.problems(self.site):
             raise UserError(problem)
 
@@ -227,13 +227,13 @@ class Submission:
 
     def dry_run(self) -> str:
         """What would be submitted: the first script, the commands of the chain, and what the agents would be told."""
-        executor = self._executor(1, None)
+        executor = self.executor(1, None)
         parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
         parts += [f"# {self.run.segment(1)}/segment.sbatch", executor.script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
         for segment in range(1, self.segments + 1):
             after = f"<job id of segment {segment - 1}>" if segment > 1 else None
-            argv = self._executor(segment, after).sbatch_command(f"{self.run.segment(segment)}/segment.sbatch")
+            argv = self.executor(segment, after).sbatch_command(f"{self.run.segment(segment)}/segment.sbatch")
             parts.append(shlex.join(argv))
         parts += [
             "",
@@ -259,23 +259,22 @@ class Submission:
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
             raise
         try:
-            submit_segments(self.run, range(1, self.segments + 1), self._executor, progress, self.slurm)
+            submit_segments(self.run, range(1, self.segments + 1), self.executor, progress, self.slurm)
         except JobsLeftError:
             raise
         except BaseException:
             shutil.rmtree(self.run.path, ignore_errors=True)
             raise
 
-    def _executor(self, segment: int, after: str | None) -> SegmentExecutor:
+    def executor(self, segment: int, after: str | None) -> SegmentExecutor:
+        """What submits a segment of it, behind the job `after`."""
         script = SegmentScript(self.resolved.settings, self.site, self.run, segment)
         return make_executor(script, self.python, self.slurm, after)
 
 
 def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
     """The executor of one segment."""
-    return SegmentExecutor(
-        script.run.segment(script.segment) / "submitit", script, python, slurm.job_environment, after
-    )
+    return SegmentExecutor(script.run.segment(script.segment) / "submitit", script, python, slurm, after)
 
 
 def _data_files(data: Any) -> list[str]:

@@ -11,6 +11,9 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
+from dsv4kit.errors import UserError
+from dsv4kit.launch import doctor
+from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -40,6 +43,21 @@ class Cluster:
         recipe: str = "grpo",
         site: Site | None = None,
     ) -> RunDir:
+        submission = self.submission(name, *changes, fault=fault, nodes=nodes, recipe=recipe, site=site)
+        submission.check()
+        submission.check_cluster()
+        submission.submit(print)
+        return submission.run
+
+    def submission(
+        self,
+        name: str,
+        *changes: tuple[str, object],
+        fault: str = "",
+        nodes: int = 2,
+        recipe: str = "grpo",
+        site: Site | None = None,
+    ) -> Submission:
         run = RunDir(self.root / name)
         settings = {
             "recipe.module": "stand_in_trainer",
@@ -54,11 +72,7 @@ class Cluster:
         }
         overrides = [Override(key, value, "test") for key, value in settings.items()]
         resolved = load_settings("cpu", "tiny", recipe, overrides)
-        submission = Submission(resolved, site or load_site("sandbox"), run, self.slurm, str(self.python), "/m", "/d")
-        submission.check()
-        submission.check_cluster()
-        submission.submit(print)
-        return run
+        return Submission(resolved, site or load_site("sandbox"), run, self.slurm, str(self.python), "/m", "/d")
 
     def submit_sft(self, name: str, *changes: tuple[str, object], fault: str = "", nodes: int = 1) -> RunDir:
         """The same chain without Ray, where a test is about neither: a third of the time."""
@@ -178,3 +192,43 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) 
     assert state.verdict == "stopped"
     assert state.segments[-1].end == ends.CHECKPOINT
     assert "not starting over" in state.segments[-1].evidence[0]
+
+
+# What would hide the running segment, or have a client answer in another form.
+_HOSTILE = {"SLURM_TIME_FORMAT": "%s", "SBATCH_TIMELIMIT": "1", "SQUEUE_FORMAT": "%i", "SINFO_FORMAT": "%P"}
+
+
+def test_no_variable_of_slurms_clients_changes_what_a_verb_does(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With SQUEUE_PARTITION set, `resume` started a second chain beside the first, and `cancel` cancelled nothing."""
+    lines = (Path(__file__).parents[1] / "data" / "slurm_variables.txt").read_text().splitlines()
+    names = {name: client for client, name in (line.split() for line in lines if not line.startswith("#"))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in names:
+            patch.setenv(name, _HOSTILE.get(name, "else"))
+        steered = copy.copy(cluster)
+        steered.slurm = Slurm(cluster.sandbox.client_env)
+        run = steered.submit_sft("steered", ("env.STAND_IN_STEP_S", "60"))
+        steered.wait(run, until=lambda state: state.verdict == "running")
+        jobs = cluster.slurm.live(run.job_name)
+        assert len(jobs) == 3
+        assert cluster.shown(next(iter(jobs)), "TimeLimit") == "00:30:00"
+        submission = steered.submission("never")
+        assert [finding.level for finding in doctor.accepted(submission)] == ["ok"]
+
+    nodes = cluster.slurm.node_count(None)
+    for name, client in names.items():
+        if client in ("squeue", "scancel", "sinfo"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv(name, _HOSTILE.get(name, "else"))
+                slurm = Slurm(cluster.sandbox.client_env)
+                assert slurm.live(run.job_name) == jobs, name
+                assert slurm.node_count(None) == nodes, name
+                with pytest.raises(UserError, match="is running"):
+                    Resumption(run, slurm).submit(print)
+
+    for name in names:
+        monkeypatch.setenv(name, _HOSTILE.get(name, "else"))
+    assert cancel_run(run, Slurm(cluster.sandbox.client_env)) == (3, {})
+    assert cluster.slurm.live(run.job_name) == {}

@@ -16,6 +16,7 @@ from dsv4kit.config.loading import load_settings, load_site
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.slurm import Slurm
 
 
 def script(run: Path, segment: int = 1, **slurm: Any) -> SegmentScript:
@@ -25,7 +26,7 @@ def script(run: Path, segment: int = 1, **slurm: Any) -> SegmentScript:
 
 
 def executor(run: Path, after: str | None = None) -> SegmentExecutor:
-    return SegmentExecutor(run / "segments/0001/submitit", script(run), "/env/bin/python", {"PATH": "/usr/bin"}, after)
+    return SegmentExecutor(run / "segments/0001/submitit", script(run), "/env/bin/python", Slurm(), after)
 
 
 def test_the_script_of_the_main_job(golden: Callable[[str, str], None]) -> None:
@@ -45,11 +46,17 @@ def test_a_site_with_everything_set(golden: Callable[[str, str], None]) -> None:
     golden("segment-full.sbatch", full.render("python -m payload"))
 
 
-def test_one_segment_at_a_time_in_the_order_of_the_chain_and_from_a_clean_environment() -> None:
-    clean = ["env", "-i", "PATH=/usr/bin", "sbatch"]
-    assert executor(Path("/r")).sbatch_command("/r/script") == [*clean, "--dependency=singleton", "/r/script"]
+def test_one_segment_at_a_time_in_the_order_of_the_chain_and_with_an_environment_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    sbatch = ["sbatch", "--parsable", "--export-file=/r/segments/0001/job.env"]
+    assert executor(Path("/r")).sbatch_command("/r/script") == [*sbatch, "--dependency=singleton", "/r/script"]
     later = executor(Path("/r"), after="41").sbatch_command("/r/script")
-    assert later == [*clean, "--dependency=singleton,afterany:41", "/r/script"]
+    assert later == [*sbatch, "--dependency=singleton,afterany:41", "/r/script"]
+    monkeypatch.setenv("SBATCH_QOS", "else")
+    assert executor(Path("/r")).sbatch_command("/r/script")[:4] == ["env", "-u", "SBATCH_QOS", "sbatch"]
 
 
 @pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch"])
@@ -57,6 +64,22 @@ def test_shellcheck_has_nothing_to_say(name: str) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")  # of the locked development environment
     done = subprocess.run([shellcheck, Path(__file__).parent / name], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+# One of each kind.
+STEERING = (
+    "SLURM_CPU_BIND",
+    "SBATCH_QOS",
+    "SQUEUE_PARTITION",
+    "SCANCEL_STATE",
+    "SINFO_FORMAT",
+    "SRUN_CPUS_PER_TASK",
+    "SCONTROL_ALL",
+    "SLURM_CLUSTERS",
+    "SLURM_TIME_FORMAT",
+    "SLURM_JWT",
+    "PMIX_RANK",
+)
 
 
 class Host:
@@ -72,7 +95,7 @@ class Host:
         self.calls.touch()
         self.command("scancel", "")
         self.command("scontrol", "")
-        self.command("squeue", "echo 12; echo 13")
+        self.command("squeue", "echo note 99; echo 'dsv4kit|12'; echo 'dsv4kit|13'; echo 14")
 
     def command(self, name: str, body: str) -> None:
         path = self.bin / name
@@ -81,7 +104,7 @@ class Host:
 
     def start(self) -> "subprocess.Popen[str]":
         text = script(self.run).render("payload")
-        env = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", "SLURM_CPU_BIND": "x", "SBATCH_X": "y"}
+        env = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}", **dict.fromkeys(STEERING, "else")}
         return subprocess.Popen(
             ["bash", "-c", text], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -122,6 +145,14 @@ def test_nodes_to_avoid_are_passed_on_to_every_waiting_segment(host: Host) -> No
     calls = host.calls.read_text()
     assert "scontrol update JobId=12 ExcNodeList=n1,n2" in calls
     assert "scontrol update JobId=13 ExcNodeList=n1,n2" in calls
+    assert calls.count("scontrol") == 2
+
+
+def test_a_squeue_without_an_answer_is_told_and_fails_nothing(host: Host) -> None:
+    host.command("squeue", "exit 1")
+    host.command("srun", f"echo n1 > {quoting.shell(str(host.segment))}/excluded_nodes; {host.verdict('continue')}")
+    status, output = host.finish()
+    assert (status, "not every waiting segment was told to avoid n1" in output) == (0, True)
 
 
 def test_agents_that_left_no_verdict_fail_the_job_and_leave_the_chain_alone(host: Host) -> None:
@@ -145,8 +176,7 @@ def test_there_is_one_srun_with_a_scrubbed_environment(host: Host) -> None:
     assert len(calls) == 1
     assert "--kill-on-bad-exit=1" in calls[0]
     seen = dict(line.split("=", 1) for line in (host.run / "env").read_text().splitlines() if "=" in line)
-    assert "SLURM_CPU_BIND" not in seen
-    assert "SBATCH_X" not in seen
+    assert [name for name in STEERING if name in seen] == []
     assert seen["RAY_AUTH_MODE"] == "token"
     assert len(seen["RAY_AUTH_TOKEN"]) == 64
     assert seen["PYTHONPATH"] == f"{host.run}/kit"

@@ -1,5 +1,6 @@
 """The doctor's findings, the facts of a node, and how both are shown. The job itself is tested on a real cluster."""
 
+import getpass
 import os
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from dsv4kit.launch.submission import Submission
 from dsv4kit.node import bandwidth, inventory, preflight
 from dsv4kit.node.preflight import NodeReport
 
+USER = getpass.getuser()
 PARTITION = "PartitionName=batch AllowGroups=ALL MaxTime=2:00:00 MaxNodes=32 State=UP TotalNodes=80"
 
 
@@ -31,9 +33,9 @@ class FakeSlurm(Slurm):
             "srun --help": "  --container-image=...",
             "sbatch --help": "  --segment=...",
             "scontrol show partition": PARTITION,
-            "sinfo": "\n".join(f"n{i} idle batch*" for i in range(80)),
-            "sacctmgr": "team\nother\n",
-            "sbatch --test-only": "",
+            "sinfo": "\n".join(f"dsv4kit|n{i}|idle|batch*" for i in range(80)),
+            "sacctmgr": f"{USER}|team\n{USER}|other\n",
+            "sbatch --parsable": "",
             **{key.replace("_", " ").replace("  ", " --"): value for key, value in answers.items()},
         }
 
@@ -98,8 +100,23 @@ class TestLoginNode:
         said = found(tmp_path, FakeSlurm())["partition"]
         assert "problem: 64 nodes are asked for, a job may have 32" in said
         assert "problem: TIME=14:00:00 is above its MaxTime" in said
-        said = found(tmp_path, FakeSlurm(sinfo="n1 idle batch*\nn2 down batch*"))["partition"]
-        assert "64 nodes are asked for, 1 can be had" in said
+        said = found(tmp_path, FakeSlurm(sinfo="dsv4kit|n1|idle|batch*\ndsv4kit|n2|down|batch*"))["partition"]
+        assert "problem: 64 nodes are asked for, 2 can be had" in said
+
+    def test_nodes_that_are_drained_now_are_waited_for(self, tmp_path: Path) -> None:
+        nodes = [f"dsv4kit|n{i}|{'drained' if i else 'idle'}|batch*" for i in range(64)]
+        said = found(tmp_path, FakeSlurm(sinfo="\n".join(nodes)))["partition"]
+        assert "warning: 64 nodes are asked for; of 64, 1 are neither down nor drained now" in said
+
+    def test_notices_of_the_site_are_no_answers(self, tmp_path: Path) -> None:
+        notice = "Maintenance on 1 Dec 2026\n"
+        answers = FakeSlurm().answers.items()
+        said = FakeSlurm()
+        said.answers = {key: notice + value if isinstance(value, str) else value for key, value in answers}
+        assert found(tmp_path, said) == found(tmp_path, FakeSlurm())
+        nothing = FakeSlurm()
+        nothing.answers = dict.fromkeys(nothing.answers, notice)
+        assert "names no version of Slurm" in found(tmp_path, nothing)["slurm"]
 
     def test_a_partition_without_limits_has_none(self, tmp_path: Path) -> None:
         free = PARTITION.replace("2:00:00", "UNLIMITED").replace("MaxNodes=32", "MaxNodes=UNLIMITED")
@@ -123,11 +140,11 @@ class TestLoginNode:
         assert "sbatch has it" in found(tmp_path, FakeSlurm(), site=site)["--segment"]
 
     def test_the_account_is_one_of_the_users(self, tmp_path: Path) -> None:
-        assert "'team' is none of" in found(tmp_path, FakeSlurm(sacctmgr="other\n"))["account"]
+        assert "'team' is none of" in found(tmp_path, FakeSlurm(sacctmgr=f"{USER}|other\n"))["account"]
         assert "account" not in found(tmp_path, FakeSlurm(sacctmgr=UserError("no accounting")))
 
     def test_what_sbatch_says_to_the_script_is_passed_on(self, tmp_path: Path) -> None:
-        refused = FakeSlurm(**{"sbatch__test-only": UserError("sbatch failed: Invalid qos specification")})
+        refused = FakeSlurm(**{"sbatch__parsable": UserError("sbatch failed: Invalid qos specification")})
         assert "Invalid qos" in found(tmp_path, refused)["sbatch"]
 
     def test_checkpoints_need_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ from dsv4kit.sandbox.spec import ROOT_VARIABLE
 class Queue(Slurm):
     def run(self, *command: str) -> str:
         assert command[0] == "squeue"
-        return "RUNNING|a-0123abcd\nPENDING|a-0123abcd\nPENDING|a-0123abcd\nRUNNING|wrap\n"
+        return "".join(
+            f"dsv4kit|{job}\n" for job in ("RUNNING|a-0123abcd", *["PENDING|a-0123abcd"] * 2, "RUNNING|wrap")
+        )
 
 
 class Up:

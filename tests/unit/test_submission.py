@@ -1,6 +1,8 @@
 """Submitting, with stand-ins for Slurm's commands: whatever goes wrong on the way, nothing is left in the queue."""
 
+import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from dsv4kit.cli import main
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.errors import UserError
+from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.chain import JobsLeftError
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -21,15 +24,28 @@ from dsv4kit.run.files import write_json
 QUEUE = """#!/bin/bash
 cd "$(dirname "$0")/.." || exit 1
 echo "$(basename "$0") $*" >> calls
+cat notice 2>/dev/null
 case $(basename "$0") in
-  sinfo) for n in 1 2 3 4; do echo "n$n idle main*"; done ;;
+  sinfo) for n in 1 2 3 4; do echo "dsv4kit|n$n|idle|main*"; done ;;
   sbatch)
     number=$(($(cat number 2>/dev/null || echo 0) + 1))
-    [ "$number" != "$(cat refuse 2>/dev/null)" ] || { echo "sbatch: error: QOSMaxSubmitJobPerUserLimit" >&2; exit 1; }
-    echo "$number" > number; touch "jobs/$number"; echo "Submitted batch job $number" ;;
+    [ "$number" != "$(cat refuse 2>/dev/null)" ] || { cat reasons >&2; exit 1; }
+    echo "$number" > number; name=$(sed -n 's/^#SBATCH --job-name=//p' "${@: -1}")
+    [ ! -e silent ] || name=else
+    echo "$name|$*" > "jobs/$number"; cat said 2>/dev/null || echo "$number" ;;
   squeue) [ ! -e down ] || { echo "squeue: error: timed out" >&2; exit 1; }
-    for job in $(ls jobs); do [[ $* == *--name=* ]] && echo PENDING || echo "$job|PENDING|Dependency"; done ;;
-  scancel) [ ! -e down ] && [ ! -e stuck ] || { echo "scancel: error: timed out" >&2; exit 1; }; rm -f jobs/* ;;
+    for job in $(ls jobs); do
+      IFS='|' read -r name options < "jobs/$job"
+      waits=$(sed -n 's/.*--dependency=\\([^ ]*\\).*/\\1/p' <<< "$options"); [ ! -e loose ] || waits="(null)"
+      [[ " $* " != *" -j "* || " $* " == *" -j $job "* ]] || continue
+      case "$*" in
+        *%E*) echo "dsv4kit|$job|PENDING|$waits|$name" ;;
+        *%R*) echo "dsv4kit|$job|PENDING|Dependency" ;;
+        *) echo "dsv4kit|$job|PENDING" ;;
+      esac
+    done ;;
+  scancel) [ ! -e down ] && [ ! -e stuck ] || { echo "scancel: error: timed out" >&2; exit 1; }
+    [ -e deaf ] || rm -f jobs/* ;;
 esac
 """
 
@@ -78,18 +94,88 @@ def test_options_for_slurms_clients_in_the_callers_shell_reach_no_client(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one of these, squeue hides the running segment and scancel cancels nothing and says nothing."""
-    for name in ("SQUEUE_PARTITION", "SCANCEL_STATE", "SINFO_FORMAT", "SBATCH_QOS", "SLURM_TIME_FORMAT", "SRUN_DEBUG"):
+    lines = (Path(__file__).parents[1] / "data" / "slurm_variables.txt").read_text().splitlines()
+    names = {line.split()[1] for line in lines if not line.startswith("#")}
+    for name in names:
         monkeypatch.setenv(name, "else")
     monkeypatch.setenv("SLURM_JWT", "a token")
     slurm = Slurm({"SLURM_CONF": "/etc/slurm/slurm.conf"})
-    seen = slurm.run("env").splitlines()
-    assert [line for line in seen if line.endswith("=else")] == []
-    assert {"SLURM_JWT=a token", "SLURM_CONF=/etc/slurm/slurm.conf"} <= set(seen)
+    for seen in (slurm.run("env"), subprocess.run(slurm.command("env"), capture_output=True, text=True).stdout):
+        assert [line for line in seen.splitlines() if line.endswith("=else")] == []
+        assert {"SLURM_JWT=a token", "SLURM_CONF=/etc/slurm/slurm.conf"} <= set(seen.splitlines())
+
+
+def test_a_number_in_what_a_site_says_is_no_job(cluster: Cluster) -> None:
+    """Once the first number of the output was taken: job 512 for every segment, and all of them started at once."""
+    (cluster.root / "notice").write_text("this job costs 512 GPU-hours\n12|PENDING|(null)\n")
+    cluster.submit()
+    assert [link.job_id for link in cluster.run.chain()] == ["1", "2", "3"]
+    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("lie", "content", "said"),
+    [
+        ("said", "7;main\n", "sbatch named job 7, and there is no such job"),
+        ("said", "this job costs 512 GPU-hours\n", "no job id in the last line of its output: 'this job costs 512"),
+        ("said", "", "no job id in the last line of its output: ''"),
+        ("silent", "", "sbatch named job 1, which is 'else' and not 'first-"),
+        ("loose", "", r"job 2 does not wait for job 1, as sbatch was told: it waits for \(null\)"),
+    ],
+)
+def test_a_job_that_is_not_what_sbatch_was_told_ends_the_submission(
+    cluster: Cluster, lie: str, content: str, said: str
+) -> None:
+    (cluster.root / lie).write_text(content)
+    with pytest.raises(UserError, match=said):
+        cluster.submit()
+    assert cluster.jobs == []
+    assert not cluster.run.path.exists()
+
+
+def test_an_answer_of_another_form_is_one_clear_line(cluster: Cluster) -> None:
+    cluster.submit()
+    (cluster.root / "notice").write_text("dsv4kit|12\n")
+    for ask in (lambda: cluster.slurm.states(["1"]), lambda: cluster.slurm.node_count(None), cluster.slurm.unfinished):
+        with pytest.raises(UserError, match=r"'dsv4kit\|12' is not the answer that was asked for"):
+            ask()
+
+
+def test_the_callers_environment_reaches_sbatch_and_not_the_job(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (cluster.root / "bin" / "sbatch").write_text(
+        f'#!/bin/bash\nenv > "{cluster.root}/seen"; for word; do case $word in --export-file=*)'
+        f' cp "${{word#*=}}" "{cluster.root}/job.env" ;; esac; done; exit 1\n'
+    )
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/slurm/lib")
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    monkeypatch.setenv("SBATCH_QOS", "else")
+    monkeypatch.setenv("SLURM_JWT", "t0ken")
+    submission = cluster.submission()
+    slurm = Slurm({"PATH": f"{cluster.root / 'bin'}:/usr/bin:/bin"})
+    with pytest.raises(UserError, match="sbatch refused segment 1"):
+        dataclasses.replace(submission, slurm=slurm).submit(lambda line: None)
+    seen = (cluster.root / "seen").read_text().splitlines()
+    assert {"LD_LIBRARY_PATH=/opt/slurm/lib", "WANDB_API_KEY=s3cr3t", "SLURM_JWT=t0ken"} <= set(seen)
+    assert "SBATCH_QOS=else" not in seen
+    job = (cluster.root / "job.env").read_text().split("\0")
+    assert f"PATH={cluster.root / 'bin'}:/usr/bin:/bin" in job
+    assert [line for line in job if line.startswith(("LD_", "WANDB", "SBATCH"))] == []
+    assert not any("t0ken" in word or "s3cr3t" in word for word in slurm.command("sbatch"))
+
+
+def test_what_is_left_after_a_cancel_is_told(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster.submit()
+    (cluster.root / "deaf").touch()
+    assert cancel_run(cluster.run, cluster.slurm, patience_s=0) == (3, dict.fromkeys("123", "PENDING"))
 
 
 def test_when_sbatch_refuses_one_the_others_are_cancelled_and_nothing_is_left(cluster: Cluster) -> None:
     (cluster.root / "refuse").write_text("3")
-    with pytest.raises(UserError, match="sbatch refused segment 3: sbatch: error: QOSMaxSubmitJobPerUserLimit"):
+    reasons = ["sbatch: error: QOSMaxSubmitJobPerUserLimit", "sbatch: error: Batch job submission failed: policy"]
+    (cluster.root / "reasons").write_text("\n".join(["Have a nice day", *reasons]))
+    with pytest.raises(UserError, match=f"sbatch refused segment 3: {'; '.join(reasons)}"):
         cluster.submit()
     assert cluster.jobs == []
     assert not cluster.run.path.exists()
@@ -202,6 +288,25 @@ def test_a_cancelled_run_says_so_and_not_that_it_failed(cluster: Cluster, say: C
     assert said.startswith("0 run first: goes on from step 0 of 12, segments 1 to 3 are over\nsegment 4: job ")
     assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
     assert outcome.history(cluster.run.path)[0].end == "cancelled"
+
+
+def test_a_run_goes_by_the_name_its_jobs_have_whichever_way_its_path_is_written(
+    cluster: Cluster, say: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name has a hash of the path in it; by another path, three live jobs were nothing left to cancel."""
+    link = cluster.root / "a link"
+    link.symlink_to(cluster.run.path.parent)
+    for way in (link, cluster.root / "bin" / ".." / "runs"):
+        monkeypatch.setenv("DSV4KIT_RUNS", str(way))
+        assert RunDir(way / "first").job_name == cluster.run.job_name
+        assert "is waiting" in say("resume", "first")
+        assert say("cancel", "first") == "0 run first: cancelled 3 segments\n"
+        assert f"first: cancelled, 0 of 12 steps saved\n{cluster.run.path}\n" in say("status", "first")
+        said = say("resume", "first", "--no-follow")
+        assert said.startswith("0 run first: goes on")
+        last = cluster.run.chain()[-1].segment
+        script = (cluster.run.segment(last) / "segment.sbatch").read_text()
+        assert f"#SBATCH --job-name={cluster.run.job_name}\n" in script
 
 
 def test_one_segment_is_one(cluster: Cluster, say: Callable[..., str]) -> None:

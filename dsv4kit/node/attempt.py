@@ -65,6 +65,10 @@ class Attempt:
         contents = [read_json(path) for path in sorted((self.dir / "nodes").glob("*.json"))]
         return [NodeReport(**content) for content in contents if content]
 
+    def hosts(self) -> dict[str, str]:
+        """Address -> host name of every node heard of."""
+        return {report.address: report.host for report in self.reports() if report.address}
+
     def fail(self, problem: str) -> None:
         """Tells node 0 that this node cannot go on."""
         self.node_file(".failed").write_text(problem, encoding="utf-8")

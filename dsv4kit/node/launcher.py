@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.preflight import NodeReport
-from dsv4kit.run import ends
 from dsv4kit.run.ends import Evidence
+from dsv4kit.run.failure_signs import classify
 from dsv4kit.run.node_spec import NodeSpec
 
 
@@ -53,10 +53,10 @@ class Launcher(ABC):
         """Node 0, while the driver runs: the class of end that is due because of another node, or None."""
         return None
 
-    def evidence(self) -> Evidence:
-        """Why the driver ended badly, from what was logged."""
+    def evidence(self, exit_status: int | None = None) -> Evidence:
+        """Why the driver ended badly, from what was logged and its exit status."""
         with (self.attempt.dir / "driver.log").open(encoding="utf-8", errors="replace") as log:
-            return ends.classify(log)
+            return classify(log, exit_status, self.attempt.hosts())
 
     def keep_logs(self) -> None:  # noqa: B027 (a launcher may have none)
         """Copies this node's logs out of its scratch."""

@@ -109,7 +109,7 @@ class Lead:
         if ended.exit_status == 0:
             line = f"the driver ended by itself at step {running.steps_done()}, before step {here.target} was saved"
             return Evidence(ends.STOPPED_SHORT, [line])
-        return launcher.evidence()
+        return launcher.evidence(ended.exit_status)
 
     def _interrupted(self) -> str | None:
         """The class of end that is due now, or None."""

@@ -20,6 +20,7 @@ from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.preflight import NodeReport
 from dsv4kit.run import ends
 from dsv4kit.run.ends import Evidence
+from dsv4kit.run.failure_signs import classify
 from dsv4kit.run.files import read_json, write_json
 from dsv4kit.run.node_spec import NodeSpec
 
@@ -69,12 +70,12 @@ class TorchrunLauncher(Launcher):
         """The processes of another node ended badly."""
         return ends.PART_ENDED if self._ended() else None
 
-    def evidence(self) -> Evidence:
+    def evidence(self, exit_status: int | None = None) -> Evidence:
         """From the node whose processes ended first: the others only notice that it is gone."""
         ended = self._ended()
         first = ended[0].with_suffix(_SUFFIX) if ended else self.attempt.dir / "driver.log"
         with first.open(encoding="utf-8", errors="replace") as log:
-            found = ends.classify(log)
+            found = classify(log, None if ended else exit_status, self.attempt.hosts())
         return Evidence(found.end, [f"{first.name}: {line}" for line in found.lines] if ended else found.lines)
 
     def _ended(self) -> list[Path]:

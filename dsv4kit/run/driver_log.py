@@ -35,10 +35,10 @@ _ORDER = list(Phase)
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _PREFIX = re.compile(
     r"\s*(?:\d\d:\d\d:\d\d(?:[.,]\d+)?\s+)?"  # the time a log pipe may put before each line
-    r"(?:\([^()\n]{0,120}\bpid=\d+(?:,\s*ip=[^()\s]{1,64})?\)\s*)?"  # Ray
+    r"(?:\((?P<name>[^()\n]{0,120}?)\s?\bpid=(?P<pid>\d+)(?:,\s*ip=(?P<address>[^()\s]{1,64}))?\)\s*)?"  # Ray
     r"(?:\[[^\[\]\n]{1,40}\]:\s*)?"  # torchrun --log-... --tee: [default0]:
     r"(?:[A-Z]{4,8}:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}:)?"  # logging
-    r"(?:\[Rank \d+\]\s*)?"  # log_with_rank
+    r"(?:\[Rank (?P<rank>\d+)\]\s*)?"  # log_with_rank
 )
 
 _RESUMED = (
@@ -61,6 +61,8 @@ _PHASES = (
     (re.compile(r"checkpoint engine manager initialized$"), Phase.ROLLOUT_READY),
     (re.compile(r"all initialize finished, ready to fit$"), Phase.READY),
 )
+# A finished step in a trainer's own line.
+TRAINED_STEP = re.compile(r"step:\d{1,18} - .*(?:training/global_step|train/loss|actor/[a-z_]+):")
 _TRAINED = re.compile(r"(?:^| - )(?:training/global_step|train/loss|actor/[a-z_]+):")
 
 
@@ -72,6 +74,34 @@ def clean(line: str) -> str:
     if text.endswith("x across cluster]"):  # Ray's "[repeated 3x across cluster]"
         text = text.rpartition("[repeated ")[0].rstrip()
     return text
+
+
+@dataclass(frozen=True)
+class Source:
+    """The process that printed a line, as Ray names it; `address` is None for one on the driver's own node."""
+
+    name: str
+    pid: int
+    address: str | None = None
+    rank: int | None = None
+
+
+def source_of(line: str) -> Source | None:
+    """The process that printed the line; None for the driver itself, whose lines have no prefix of Ray."""
+    for text in _ESCAPE.sub("", line).rstrip("\r\n").split("\r"):
+        prefix = _PREFIX.match(text)
+        if prefix and prefix["pid"]:
+            rank = int(prefix["rank"]) if prefix["rank"] else None
+            return Source(prefix["name"].strip(), int(prefix["pid"]), prefix["address"], rank)
+    return None
+
+
+def is_trainers(source: Source | None) -> bool:
+    """Whether a line is the trainer's own: of verl's TaskRunner under Ray, without a prefix where there is no Ray.
+
+    Ray knows no name yet of a process that has only begun; the processes that print samples have one by then.
+    """
+    return source is None or not source.name or source.name.startswith("TaskRunner")
 
 
 @dataclass(frozen=True)
@@ -97,6 +127,7 @@ class DriverLog:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.saving_step: int | None = None
+        self._has_task_runner = False
 
     @property
     def resumed_step(self) -> int | None:
@@ -114,10 +145,18 @@ class DriverLog:
         return None
 
     def feed(self, line: str) -> list[Event]:
-        """Take one line (with or without its end); returns what is new."""
-        return [event for piece in line.rstrip("\r\n").split("\r") for event in self._feed(clean(piece))]
+        """Take one line (with or without its end); returns what is new.
 
-    def _feed(self, text: str) -> list[Event]:
+        Steps are the trainer's own to tell: of other processes, which print what a model wrote, they are ignored.
+        """
+        source = source_of(line)
+        self._has_task_runner = self._has_task_runner or (is_trainers(source) and source is not None)
+        own = is_trainers(source) and (source is not None or not self._has_task_runner)
+        return [event for piece in line.rstrip("\r\n").split("\r") for event in self._feed(clean(piece), own)]
+
+    def _feed(self, text: str, own: bool) -> list[Event]:
+        if not own and (_STEP.match(text) or any(pattern.match(text) for pattern in (*_RESUMED, *_SCRATCH))):
+            return []
         if match := _STEP.match(text):
             return self._step(int(match["step"]), match["rest"], text)
         if match := _SAVING.match(text):

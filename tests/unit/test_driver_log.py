@@ -143,6 +143,14 @@ def test_generated_text_after_the_first_step_cannot_pose_as_a_message() -> None:
     assert log.resumed_step == 2
 
 
+def test_steps_and_resumes_are_the_trainers_own_to_tell() -> None:
+    log = fed("(RewardLoopWorker pid=9) step:12 - actor/loss:0.3", "(RewardLoopWorker pid=9) Training from scratch")
+    assert (log.first_step, log.resumed_step) == (None, None)
+    log = fed(f"{RAY}hello", "step:12 - actor/loss:0.3")  # under Ray the trainer's lines have its prefix
+    assert log.first_step is None
+    assert fed("step:12 - train/loss:0.3").first_step == 12  # SFT, without Ray
+
+
 def test_prefixes_and_colours_are_taken_off() -> None:
     assert clean(f"{RAY}{LOGGING}hello \x1b[32mworld\x1b[0m\n") == "hello world"
     assert clean("(some remark) stays") == "(some remark) stays"

@@ -14,7 +14,7 @@ from dsv4kit.node import address, environment, ports, preflight, processes
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.ray.ready import complete
 from dsv4kit.node.sampler import Sampler, sample
-from dsv4kit.run import ends, files
+from dsv4kit.run import files
 from dsv4kit.run.node_spec import Limits, NodeSpec, RayResources
 from dsv4kit.run.phases import Phases
 
@@ -249,47 +249,6 @@ class TestSampler:
         lines = (tmp_path / "node.csv").read_text().splitlines()
         assert lines[0].startswith("time,memory_used_mib,")
         assert {line.count(",") for line in lines} == {lines[0].count(",")}
-
-
-class TestEnds:
-    @pytest.mark.parametrize(
-        ("line", "end"),
-        [
-            ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", ends.OUT_OF_GPU_MEMORY),
-            (
-                "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
-                ends.OUT_OF_HOST_MEMORY,
-            ),
-            ("OSError: [Errno 28] No space left on device", ends.STORAGE_FULL),
-            ("Could not override 'actor_rollout_ref.rollout.nmae'.", ends.CONFIGURATION),
-            ("RuntimeError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error", ends.NETWORK),
-            ("ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", ends.NODE_LOST),
-            ("ModuleNotFoundError: No module named 'verl'", ends.CONFIGURATION),
-            (
-                "UserWarning: veomni engine is not available: ModuleNotFoundError(\"No module named 'veomni'\")",
-                ends.UNKNOWN,
-            ),
-            ("something nobody has seen before", ends.UNKNOWN),
-        ],
-    )
-    def test_the_log_tells_the_class(self, line: str, end: str) -> None:
-        evidence = ends.classify(["starting\n", line + "\n"])
-        assert evidence.end == end
-        assert line in evidence.lines or "Warning" in line
-
-    def test_the_cause_wins_over_the_symptoms_it_brings(self) -> None:
-        log = ["ActorDiedError: The actor died\n", "OSError: [Errno 28] No space left on device\n", "The actor died\n"]
-        assert ends.classify(log).end == ends.STORAGE_FULL
-
-    def test_what_is_not_recognised_shows_its_first_exceptions(self) -> None:
-        log = [
-            "(EngineCore pid=630) ERROR core.py:1351] RuntimeError: the cause\n",
-            "Traceback\n",
-            "EngineDeadError: later\n",
-        ]
-        evidence = ends.classify(log)
-        assert evidence.end == ends.UNKNOWN
-        assert "RuntimeError: the cause" in evidence.lines[0]
 
 
 def test_phases_are_lines_with_their_time(tmp_path: Path) -> None:

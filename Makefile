@@ -4,6 +4,10 @@ SHELL := /bin/bash
 TARGETS := help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
+# What a shell has for other Pythons would replace packages of this one.
+unexport PYTHONPATH PYTHONHOME PYTHONUSERBASE
+export PYTHONNOUSERSITE := 1
+
 PYTHON ?= python3
 VENV := .venv
 KIT := $(VENV)/bin/dsv4kit
@@ -31,7 +35,7 @@ setup: $(VENV)/.control  ## install the command line tool into .venv (no torch)
 
 setup-dev: $(VENV)/.dev  ## setup, and what the tests and checks need
 
-$(VENV)/.control: containers/locks/control.lock pyproject.toml
+$(VENV)/.control: containers/locks/control.lock pyproject.toml containers/make-venv.sh containers/isolate.sh
 	@./containers/make-venv.sh "$(PYTHON)" $(VENV) containers/locks/control.lock
 	@touch $@
 

@@ -3,6 +3,8 @@
 # usage: make-venv.sh PYTHON VENV LOCK
 set -euo pipefail
 python=$1 venv=$2 lock=$3
+unset PYTHONPATH PYTHONHOME PYTHONUSERBASE
+export PYTHONNOUSERSITE=1
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 fail() {
@@ -34,3 +36,4 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 "$venv/bin/python" -m pip install --quiet --no-deps --require-hashes --requirement "$lock"
 # compat: a plain .pth file; setuptools' import hook would cost 60 ms at each start.
 "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+./containers/isolate.sh "$venv/bin/dsv4kit"

@@ -31,6 +31,9 @@ VERBS = {
     "sandbox": "a real Slurm cluster on this machine (needs root)",
 }
 
+# A shell has them for other Pythons than this one.
+_OF_OTHER_PYTHONS = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONUSERBASE")
+
 
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line."""
@@ -68,7 +71,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """The console script."""
+    """The console script; it runs isolated (containers/isolate.sh), and so does what it starts."""
+    for name in _OF_OTHER_PYTHONS:
+        os.environ.pop(name, None)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal that knows no umlauts
     try:

@@ -92,8 +92,8 @@ class Site(Section):
     )
     secrets_file: Annotated[str | None, Check(site_values.absolute_or_none)] = setting(
         default=None,
-        description="shell file of NAME=value lines (keys for trackers), mode 0600, read by the batch script when a"
-        " segment starts",
+        description="shell file of NAME=value lines (keys for trackers), mode 0600 or 0400, read by the batch script"
+        " when a segment starts",
     )
     setup: list[str] = setting(
         default=[],

@@ -165,7 +165,7 @@ def secrets(submission: Submission) -> Iterator[Finding]:
     wrong = list(site_files.secrets_problems(path))
     yield from (Finding("problem", "secrets", problem) for problem in wrong)
     if not wrong:
-        yield Finding("ok", "secrets", f"{path}: mode 0600")
+        yield Finding("ok", "secrets", f"{path}: for its owner alone")
 
 
 def shared(submission: Submission) -> Iterator[Finding]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from dsv4kit.checkpoint import inspection
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
+from dsv4kit.launch import ownership
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.render import SegmentScript
@@ -22,6 +25,7 @@ from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import make_executor
 from dsv4kit.run.files import write_json, write_text
+from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,30 @@ class Resumption:
     from_step: int | None = None
 
     def submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
-        """Submits as many segments as the remaining steps take."""
+        """Submits as many segments as the remaining steps take. Of two resumes at once one is refused."""
+        asker = Owner(f"process {os.getpid()}", 0, 0, socket.gethostname())
+        lease = Lease(self.run.path, asker, name="resume.json")
+        try:
+            lease.take()
+        except LeaseHeldError as error:
+            who = error.owner.removeprefix("job ").partition(" (")[0]
+            raise UserError(f"RUN={self.run.name}: another `resume` of it is under way: {who}") from None
+        try:
+            return self._submit(progress)
+        finally:
+            lease.give_back()
+
+    def _submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
         frozen = self.run.frozen()
         settings = Settings.model_validate(frozen["settings"])
         total = self.steps or settings.schedule.steps
         start = self._start(settings, total)
         settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
         site = Site.model_validate(frozen["site"])
+        old_spec = self.run.node_spec()
+        checkpoints = Path(old_spec["checkpoint_dir"])
+        ownership.check(checkpoints, self.run, f"RUN={self.run.name}: checkpoint.directory")
+        ownership.claim(checkpoints, self.run)
         count = math.ceil((total - start) / settings.schedule.segment_steps)
         first = max((link.segment for link in self.run.chain()), default=0) + 1
         with contextlib.suppress(BrokenPipeError):  # nobody listens, which is no reason not to go on
@@ -49,7 +70,6 @@ class Resumption:
         def executor(segment: int, after: str | None) -> SegmentExecutor:
             return make_executor(SegmentScript(settings, site, self.run, segment), frozen["python"], self.slurm, after)
 
-        old_spec = self.run.node_spec()
         write_json(self.run.path / "node.json", old_spec | {"total_steps": total})
         request: dict[str, object] = {"from_step": self.from_step, "allow_restart": self.from_step == 0}
         try:
@@ -75,6 +95,11 @@ class Resumption:
             raise UserError(f"RUN={self.run.name}: whether it still goes on is not known: {state.reason}")
         if not state.over:
             raise UserError(f"RUN={self.run.name}: is {state.verdict}; `make cancel RUN={self.run.name}` ends it first")
+        if live := self.slurm.live(self.run.job_name):  # of a submission that was killed before it could note its jobs
+            jobs = ", ".join(live)
+            raise UserError(
+                f"RUN={self.run.name}: has jobs in the queue ({jobs}); `make cancel RUN={self.run.name}` ends it first"
+            )
         start = state.saved_step if self.from_step is None else self.from_step
         if self.from_step:
             directory = Path(self.run.node_spec()["checkpoint_dir"])

@@ -54,5 +54,5 @@ def secrets_problems(path: str) -> Iterator[str]:
         yield f"secrets_file: {path!r}: not a regular file"
     elif status.st_uid != os.getuid():
         yield f"secrets_file: {path!r}: belongs to somebody else"
-    elif mode != 0o600:
-        yield f"secrets_file: {path!r}: its mode is {mode:04o}, not 0600; `chmod 600` it"
+    elif mode not in (0o600, 0o400):
+        yield f"secrets_file: {path!r}: its mode is {mode:04o}, not 0600 or 0400; `chmod 600` it"

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -23,7 +24,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.feasibility import data_checks, trainer_rules
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.image import fit
-from dsv4kit.launch import site_files
+from dsv4kit.launch import ownership, site_files
 from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
@@ -96,6 +97,9 @@ class Submission:
             raise UserError(
                 f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
             )
+        if settings.checkpoint.directory:
+            named = source_of("checkpoint.directory", sources) or "checkpoint.directory"
+            ownership.check(Path(settings.checkpoint.directory), self.run, named)
         if self.segments > _MOST_SEGMENTS:
             raise UserError(
                 f"STEPS={settings.schedule.steps}: {self.segments} segments of {settings.schedule.segment_steps} steps;"
@@ -246,14 +250,19 @@ class Submission:
         """Writes the run directory and submits the chain. On any failure nothing of it is left."""
         staging = self.run.path.with_name(f".{self.run.name}.{os.getpid()}")
         spec = self.node_spec()
-        if self.resolved.settings.checkpoint.directory:
-            os.makedirs(spec.checkpoint_dir, exist_ok=True)  # a container's mount has to be there
+        claimed = None
         try:
+            if self.resolved.settings.checkpoint.directory:  # a container's mount has to be there
+                os.makedirs(spec.checkpoint_dir, exist_ok=True)
+                claimed = Path(spec.checkpoint_dir) if ownership.claim(Path(spec.checkpoint_dir), self.run) else None
             freeze(staging / "kit")
             write_json(staging / "node.json", spec.as_dict())
             write_text(staging / "run.yaml", yaml.safe_dump(self.frozen(), sort_keys=False, allow_unicode=True))
             staging.rename(self.run.path)
+            if not self.resolved.settings.checkpoint.directory:
+                ownership.claim(Path(spec.checkpoint_dir), self.run)
         except BaseException as error:
+            _disown(claimed)
             shutil.rmtree(staging, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
@@ -263,6 +272,7 @@ class Submission:
         except JobsLeftError:
             raise
         except BaseException:
+            _disown(claimed)
             shutil.rmtree(self.run.path, ignore_errors=True)
             raise
 
@@ -275,6 +285,11 @@ class Submission:
 def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
     """The executor of one segment."""
     return SegmentExecutor(script.run.segment(script.segment) / "submitit", script, python, slurm, after)
+
+
+def _disown(directory: Path | None) -> None:
+    if directory:
+        (directory / ownership.OWNER).unlink(missing_ok=True)
 
 
 def _data_files(data: Any) -> list[str]:

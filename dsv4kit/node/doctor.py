@@ -39,7 +39,7 @@ class Visit:
         self.report, env = self._examine(env)
         self.attempt.report(self.report)
         self.launcher = TorchrunLauncher(self.spec, self.attempt, env, temporary)
-        self.clocks = preflight.Clocks()
+        self.clocks = preflight.clocks()
 
     def _examine(self, env: dict[str, str]) -> tuple[preflight.NodeReport, dict[str, str]]:
         host = os.uname().nodename

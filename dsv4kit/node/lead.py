@@ -29,7 +29,7 @@ class Lead:
         self.phases = Phases(attempt.dir / "phases.jsonl")
         self.started = time.time()
         self.exit_status: int | None = None
-        self.clocks = preflight.Clocks()
+        self.clocks = preflight.clocks()
         owner = Owner(attempt.job_id, attempt.segment, attempt.number, socket.gethostname())
         self.lease = Lease(attempt.run_dir, owner)
 

@@ -43,7 +43,7 @@ def check(spec: NodeSpec, address: str, attempt_dir: Path) -> NodeReport:
         *_scratch(Path(spec.scratch_dir)),
         *_writable(attempt_dir),
         *_ports(address),
-        *_gpus(spec.ray.gpus),
+        *_gpus(spec.ray.gpus, spec.device),
         *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
         *_fabric(spec.env, inventory.imex_channels()),
     ]
@@ -51,25 +51,27 @@ def check(spec: NodeSpec, address: str, attempt_dir: Path) -> NodeReport:
 
 
 class Clocks:
-    """The nodes' clocks against this one: a report is read a second or two after it was written.
+    """The nodes' clocks against this one.
 
-    Of a report that was there at the first look only a clock that is ahead can be told: it may have waited.
+    How long a report takes to be seen here is the file system's affair (minutes, on NFS), so only what no delay
+    explains counts: a report from later than now, or from before the job began. `began` is when the batch script did,
+    by this node's clock; None where it does not say.
     """
 
-    def __init__(self, allowed_s: float = 60.0) -> None:
-        self._allowed_s = allowed_s
-        self._off: dict[str, float] = {}
-        self._looked = False
+    def __init__(self, began: float | None, allowed_s: float = 60.0) -> None:
+        self._began, self._allowed_s = began, allowed_s
 
     def off(self, reports: Iterable[NodeReport], now: float) -> list[str]:
         """The nodes whose clock is off by more than is allowed; `now` is this node's clock at this look."""
+        found = {}
         for report in reports:
-            off = report.time - now
-            self._off.setdefault(report.host, off if self._looked else max(off, 0.0))
-        self._looked = True
-        return [
-            f"{host}: its clock is {off:+.0f} s off" for host, off in self._off.items() if abs(off) > self._allowed_s
-        ]
+            ahead = report.time - now
+            behind = report.time - self._began if self._began is not None else 0.0
+            if ahead > self._allowed_s:
+                found[report.host] = f"{ahead:+.0f} s off"
+            elif behind < -self._allowed_s:
+                found[report.host] = f"more than {-behind:.0f} s behind"
+        return [f"{host}: its clock is {text}" for host, text in found.items()]
 
 
 def _memory(available: int, needed: int) -> list[str]:
@@ -126,9 +128,15 @@ def _bindable(address: str, port: int) -> bool:
     return True
 
 
-def _gpus(needed: int) -> list[str]:
-    """Slurm's own count of what this step was given."""
-    given = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+def _gpus(needed: int, device: str) -> list[str]:
+    """Slurm's own count of what this step was given.
+
+    Where GPUs are no GRES of Slurm's the variable is not set at all: nvidia-smi's count (`_driver`) is all there is.
+    """
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None and device == "cuda":
+        return []
+    given = [gpu for gpu in (shown or "").split(",") if gpu not in ("", "NoDevFiles")]
     return [] if len(given) >= needed else [f"{len(given)} GPUs given by Slurm (CUDA_VISIBLE_DEVICES), {needed} needed"]
 
 
@@ -150,3 +158,9 @@ def _fabric(env: Mapping[str, str], channels: int) -> list[str]:
     if env.get("NCCL_MNNVL_ENABLE") != "1" or channels:
         return []
     return ["no IMEX channel (/dev/nvidia-caps-imex-channels), and NCCL_MNNVL_ENABLE=1 makes it a must"]
+
+
+def clocks() -> Clocks:
+    """The clocks held against when this job's batch script says it began; older scripts do not say."""
+    began = os.environ.get("DSV4KIT_BEGAN", "")
+    return Clocks(float(began) if began.isdecimal() else None)

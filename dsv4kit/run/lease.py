@@ -1,5 +1,7 @@
 """Which job may train a run: `lease.json` in its directory, held by one attempt at a time.
 
+`resume` uses the same for itself, under another name.
+
 Slurm starts one segment of a chain at a time, but a requeued job, a second chain or a partitioned node that is still at
 work can bring a second trainer to the same checkpoints. File locks cannot be trusted on NFS and Lustre, so the owner
 rewrites the file at every heartbeat, and whoever wants it watches: a lease that changes has an owner that is alive.
@@ -53,11 +55,12 @@ class Lease:
         run_dir: Path,
         owner: Owner,
         *,
+        name: str = NAME,
         heartbeat_s: float = HEARTBEAT_S,
         dead_after_s: float = DEAD_AFTER_S,
         settle_s: float = SETTLE_S,
     ) -> None:
-        self._path = run_dir / NAME
+        self._path = run_dir / name
         self._own = {key: str(value) for key, value in asdict(owner).items()}
         self._heartbeat_s, self._dead_after_s, self._settle_s = heartbeat_s, dead_after_s, settle_s
         self._beat = 0
@@ -116,7 +119,7 @@ class Lease:
         A hard link is the one way to create a file that fails on every shared file system if it exists. Where there are
         no hard links, the file is written, and read again after a while.
         """
-        mine = self._path.with_name(f"{NAME}.{self._own['job_id']}.{self._own['attempt']}")
+        mine = self._path.with_name(f"{self._path.name}.{self._own['job_id']}.{self._own['attempt']}")
         self._write(mine)
         try:
             os.link(mine, self._path)

@@ -260,3 +260,20 @@ def test_make_help_lists_every_target() -> None:
     listed = make("help").stdout
     for target in ("setup", "submit", "status", "logs", "resume", "cancel", "test", "test-e2e", "lint", "bench"):
         assert f"make {target} " in listed
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_nothing_of_other_pythons_reaches_the_command_line_tool(tmp_path: Path, long: bool) -> None:
+    """With another tool's PYTHONPATH or a PYTHONHOME in the shell, it ran their packages or did not start."""
+    script, isolate = tmp_path / "dsv4kit", Path(__file__).parents[2] / "containers" / "isolate.sh"
+    head = f"#!/bin/sh\n'''exec' \"{sys.executable}\" \"$0\" \"$@\"\n' '''\n" if long else f"#!{sys.executable}\n"
+    script.write_text(head + "import sys\nfrom dsv4kit.cli.main import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    (tmp_path / "argparse.py").write_text("raise SystemExit(7)")
+    hostile = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert subprocess.run([script, "--version"], env=hostile, capture_output=True).returncode == 7
+    for _ in range(2):  # a second time changes nothing
+        subprocess.run([isolate, script], check=True)
+        for more in ({}, {"PYTHONHOME": "/nowhere"}):
+            done = subprocess.run([script, "--version"], env={**hostile, **more}, capture_output=True, text=True)
+            assert (done.returncode, done.stdout[:7]) == (0, "dsv4kit"), done.stderr

@@ -143,6 +143,8 @@ class TestFiles:
         path.write_text("A=b")
         path.chmod(0o640)
         assert "its mode is 0640, not 0600" in next(site_files.secrets_problems(str(path)))
+        path.chmod(0o400)
+        assert list(site_files.secrets_problems(str(path))) == []
         path.chmod(0o600)
         assert not list(site_files.secrets_problems(str(path)))
         (tmp_path / "link").symlink_to(path)

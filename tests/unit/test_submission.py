@@ -2,8 +2,11 @@
 
 import dataclasses
 import json
+import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import pytest
 from dsv4kit.cli import main
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.errors import UserError
+from dsv4kit.launch import ownership
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.chain import JobsLeftError
+from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
@@ -374,3 +379,85 @@ def test_a_defect_of_the_kit_is_one_line_too(say: Callable[..., str], monkeypatc
     monkeypatch.setattr("dsv4kit.cli.runs.open_run", fail)
     what = "RuntimeError: never\\nseen (DSV4KIT_TRACEBACK=1 shows where)"
     assert say("status") == f"1 dsv4kit: a defect of dsv4kit, please report it: {what}\n"
+
+
+def test_of_two_resumes_at_once_one_is_refused(cluster: Cluster, say: Callable[..., str]) -> None:
+    """Both were accepted: two chains wrote the same attempts and checkpoints."""
+    say("cancel", "first")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(line: str) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    first = threading.Thread(target=Resumption(cluster.run, cluster.slurm).submit, args=(hold,))
+    first.start()
+    assert begun.wait(30)
+    second = subprocess.Popen(
+        [sys.executable, "-m", "dsv4kit.cli.main", "resume", "first"], stderr=subprocess.PIPE, text=True
+    )
+    _, said = second.communicate(timeout=30)
+    assert f"another `resume` of it is under way: process {os.getpid()} on " in said
+    assert second.returncode == 2
+    go_on.set()
+    first.join()
+    assert len(cluster.jobs) == 3
+    assert not (cluster.run.path / "resume.json").exists()
+    assert "is waiting" in say("resume", "first")
+
+
+def test_jobs_that_no_file_knows_of_refuse_a_resume(cluster: Cluster, say: Callable[..., str]) -> None:
+    say("cancel", "first")
+    (cluster.root / "jobs" / "77").write_text(f"{cluster.run.job_name}|")
+    assert "RUN=first: has jobs in the queue (77); `" in say("resume", "first")
+
+
+def test_another_runs_checkpoint_directory_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """It was accepted, and the other run's step, just being saved, went to quarantine."""
+    theirs = tmp_path / "checkpoints of one"
+    one = cluster.submission(Override("checkpoint.directory", str(theirs), "SET checkpoint.directory"))
+    one.check()
+    one.submit(print)
+
+    def other(directory: Path) -> Submission:
+        made = cluster.submission(Override("checkpoint.directory", str(directory), "SET checkpoint.directory"))
+        return dataclasses.replace(made, run=RunDir(cluster.run.path.with_name("second")))
+
+    (tmp_path / "link").symlink_to(theirs)
+    said = rf"SET checkpoint\.directory: '.*' has the checkpoints of the run first in {cluster.run.path}"
+    for directory in (theirs, theirs / "below", tmp_path / "link", tmp_path / "x" / ".." / theirs.name):
+        with pytest.raises(
+            UserError, match="has the checkpoints of the run first" if "link" in directory.name else said
+        ):
+            other(directory).check()
+    with pytest.raises(UserError, match="has the checkpoints of the run first"):
+        other(theirs).submit(print)  # it was free when it was looked at
+    assert not cluster.run.path.with_name("second").exists()
+
+    (theirs / ownership.OWNER).unlink()  # as of a run from before there were owners
+    with pytest.raises(UserError, match="has the checkpoints of the run first"):
+        other(theirs).check()
+    shutil.rmtree(cluster.run.path)
+    ownership.claim(theirs, RunDir(tmp_path / "removed"))
+    with pytest.raises(UserError, match=r"which is gone; without .*dsv4kit-owner\.json it is free"):
+        other(theirs).check()
+
+
+def test_a_submission_that_fails_leaves_no_owner(cluster: Cluster, tmp_path: Path) -> None:
+    theirs = tmp_path / "c"
+    (cluster.root / "refuse").write_text("2")
+    (cluster.root / "reasons").write_text("sbatch: error: no")
+    with pytest.raises(UserError, match="sbatch refused segment 2"):
+        cluster.submission(Override("checkpoint.directory", str(theirs), "SET")).submit(print)
+    assert list(theirs.iterdir()) == []
+
+
+def test_a_resume_in_a_directory_that_became_another_runs_is_refused(cluster: Cluster, say: Callable[..., str]) -> None:
+    say("cancel", "first")
+    owner = cluster.run.path / "checkpoints" / ownership.OWNER
+    assert json.loads(owner.read_text())["run"] == "first"
+    owner.write_text(owner.read_text().replace(cluster.run.job_name, "other-01234567"))
+    assert "has the checkpoints of the run first" in say("resume", "first")
+    owner.unlink()
+    assert "goes on from step 0" in say("resume", "first", "--no-follow")
+    assert owner.exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsv4kit import hints, packages
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _with(submission: Submission, slurm: Slurm, python: str, assets: Path) -> Su
     site, container = submission.site, submission.site.container
     if container.image is not None:
         mounts = [*container.mounts, f"{assets}:{assets}:ro"]
-        site = site.model_copy({"container": container.model_copy({"mounts": mounts})})
+        site = site.model_copy(update={"container": container.model_copy(update={"mounts": mounts})})
     return dataclasses.replace(
         submission, site=site, slurm=slurm, python=python, model_path=str(assets / "model"), data_dir=str(assets)
     )

@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from pydantic import ValidationError
+
 from dsv4kit import yaml_text
+from dsv4kit.config.paths import HERE, ROOT, SITES
 from dsv4kit.config.schema import Hardware, Settings
-from dsv4kit.config.section import Section, SettingError
+from dsv4kit.config.section import Section, problem
 from dsv4kit.config.tree import Tree, assign, merge
 from dsv4kit.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from dsv4kit.config.site import Site
-
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-SITES = ROOT / "slurm" / "sites"
 
 S = TypeVar("S", bound=Section)
 
@@ -86,7 +85,7 @@ def load_site(name: str) -> Site:
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
     tree = load_yaml(path)
-    return validate(Site, tree, dict.fromkeys([*_dotted(tree), *Site.model_fields()], _shown(path)))
+    return validate(Site, tree, dict.fromkeys([*_dotted(tree), *Site.model_fields], _shown(path)))
 
 
 def combinations() -> dict[str, dict[str, str]]:
@@ -186,11 +185,11 @@ def validate(section: type[S], tree: Tree, sources: Mapping[str, str]) -> S:
     """The section from the tree; the first problem becomes one line naming source, key, value and what is allowed."""
     try:
         return section.model_validate(tree)
-    except SettingError as error:
-        problem = error
-    dotted = ".".join(str(part) for part in problem.location)
-    value = f"={problem.value!r}" if problem.kind == "value" else ""
-    raise UserError(f"{source_of(dotted, sources) or section.__name__}: {dotted}{value}: {problem.message}")
+    except ValidationError as error:
+        found = problem(section, error)
+    dotted = ".".join(str(part) for part in found.location)
+    value = f"={found.value!r}" if found.kind == "value" else ""
+    raise UserError(f"{source_of(dotted, sources) or section.__name__}: {dotted}{value}: {found.message}")
 
 
 def source_of(dotted: str, sources: Mapping[str, str]) -> str | None:

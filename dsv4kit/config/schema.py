@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BeforeValidator, Field
+
 from dsv4kit.config import site_values, time_limit
-from dsv4kit.config.section import Before, Between, Check, Section, setting
+from dsv4kit.config.section import NUMBER_IN_TEXT, Number, Section, Whole
 
 
 def _as_text(value: object) -> object:
@@ -19,17 +21,17 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) else value
 
 
-Text = Annotated[str, Before(_as_text)]
+Text = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float | bool)]
 # Bounded, so that nothing computed from them overflows or never ends; far above anything real.
-PositiveInt = Annotated[int, Between(1, 1_000_000_000)]
-NonNegativeInt = Annotated[int, Between(0, 1_000_000_000)]
-PositiveFloat = Annotated[float, Between(above=0, most=1e9)]
-Share = Annotated[float, Between(0, 1)]
-Nodes = Annotated[int, Between(1, 20_000)]
-SlurmName = Annotated[str, Check(site_values.slurm_name)]
-EnvName = Annotated[str, Check(site_values.variable)]
-ModuleName = Annotated[str, Check(site_values.module)]
-EnvValue = Annotated[Text, Check(site_values.line)]
+PositiveInt = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
+NonNegativeInt = Annotated[Whole, Field(ge=0, le=1_000_000_000)]
+PositiveFloat = Annotated[Number, Field(gt=0, le=1e9)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Nodes = Annotated[Whole, Field(ge=1, le=20_000)]
+SlurmName = Annotated[str, AfterValidator(site_values.slurm_name)]
+EnvName = Annotated[str, AfterValidator(site_values.variable)]
+ModuleName = Annotated[str, AfterValidator(site_values.module)]
+EnvValue = Annotated[Text, AfterValidator(site_values.line)]
 
 
 def _none_is_null(value: object) -> object:
@@ -60,26 +62,26 @@ class Hardware(Section):
 
     name: str
     description: str
-    device: Literal["cuda", "cpu"] = setting(description="what verl calls the device; `cpu` trains without any GPU")
-    gpus_per_node: PositiveInt = setting(description="GPUs of one node; logical ones on `cpu`")
-    cpus_per_node: PositiveInt = setting(description="CPUs Ray may hand out on one node, whatever Slurm's mask says")
-    min_memory_gib: PositiveFloat = setting(description="host memory that must be available on a node before it starts")
-    min_shm_gib: PositiveFloat = setting(description="free space /dev/shm needs: the object store lives there")
-    hbm_usable_gib: PositiveFloat | None = setting(
+    device: Literal["cuda", "cpu"] = Field(description="what verl calls the device; `cpu` trains without any GPU")
+    gpus_per_node: PositiveInt = Field(description="GPUs of one node; logical ones on `cpu`")
+    cpus_per_node: PositiveInt = Field(description="CPUs Ray may hand out on one node, whatever Slurm's mask says")
+    min_memory_gib: PositiveFloat = Field(description="host memory that must be available on a node before it starts")
+    min_shm_gib: PositiveFloat = Field(description="free space /dev/shm needs: the object store lives there")
+    hbm_usable_gib: PositiveFloat | None = Field(
         default=None, description="memory of one GPU as the driver shows it; null: the planner says nothing here"
     )
-    memory_per_numa_node_gb: PositiveFloat | None = setting(
+    memory_per_numa_node_gb: PositiveFloat | None = Field(
         default=None, description="host memory of one CPU NUMA node, nominal"
     )
-    cpu_numa_nodes: Annotated[list[NonNegativeInt], Check(_some)] = setting(
+    cpu_numa_nodes: Annotated[list[NonNegativeInt], AfterValidator(_some)] = Field(
         default=[0], description="NUMA nodes that are CPU memory; on Grace the GPUs' memory has nodes of its own"
     )
-    nvlink_domain_gpus: PositiveInt | None = setting(default=None, description="GPUs that reach each other over NVLink")
-    cores_per_node: PositiveInt | None = setting(default=None, description="physical CPU cores of one node")
-    sm_architecture: PositiveInt | None = setting(default=None, description="compute capability, 90 for 9.0")
-    cpu_architecture: Literal["x86_64", "aarch64"] | None = setting(default=None, description="as `uname -m` says")
-    scratch_gb: PositiveFloat | None = setting(default=None, description="node-local scratch, nominal")
-    pinned_counts_as_used: bool = setting(
+    nvlink_domain_gpus: PositiveInt | None = Field(default=None, description="GPUs that reach each other over NVLink")
+    cores_per_node: PositiveInt | None = Field(default=None, description="physical CPU cores of one node")
+    sm_architecture: PositiveInt | None = Field(default=None, description="compute capability, 90 for 9.0")
+    cpu_architecture: Literal["x86_64", "aarch64"] | None = Field(default=None, description="as `uname -m` says")
+    scratch_gb: PositiveFloat | None = Field(default=None, description="node-local scratch, nominal")
+    pinned_counts_as_used: bool = Field(
         default=True, description="whether the `used` of the usual tools includes pinned memory here"
     )
 
@@ -87,8 +89,8 @@ class Hardware(Section):
 class Geometry(Section):
     """Shape of a DeepSeek-V4 model; names after its `config.json` where that has one."""
 
-    num_layers: PositiveInt = setting(description="decoder layers, without the MTP layer")
-    mtp_layers: NonNegativeInt = setting(description="multi-token-prediction layers after them")
+    num_layers: PositiveInt = Field(description="decoder layers, without the MTP layer")
+    mtp_layers: NonNegativeInt = Field(description="multi-token-prediction layers after them")
     hidden_size: PositiveInt
     num_attention_heads: PositiveInt
     head_dim: PositiveInt
@@ -97,16 +99,16 @@ class Geometry(Section):
     o_lora_rank: PositiveInt
     index_heads: PositiveInt
     index_head_dim: PositiveInt
-    num_experts: PositiveInt = setting(description="routed experts of one layer")
+    num_experts: PositiveInt = Field(description="routed experts of one layer")
     shared_experts: NonNegativeInt
     experts_per_token: PositiveInt
     moe_intermediate_size: PositiveInt
-    hash_layers: NonNegativeInt = setting(description="leading layers routed by token id; all in pipeline stage 0")
-    compress_ratios: list[Literal[0, 4, 128]] = setting(
+    hash_layers: NonNegativeInt = Field(description="leading layers routed by token id; all in pipeline stage 0")
+    compress_ratios: list[Annotated[Literal[0, 4, 128], NUMBER_IN_TEXT]] = Field(
         description="per layer, MTP layers last: 0 sliding window (SWA), 4 sparse (CSA), 128 heavy compression (HCA)"
     )
     sliding_window: PositiveInt
-    hyper_connections: PositiveInt = setting(description="residual streams (hc_mult)")
+    hyper_connections: PositiveInt = Field(description="residual streams (hc_mult)")
     vocab_size: PositiveInt
 
 
@@ -115,20 +117,18 @@ class Model(Section):
 
     name: str
     description: str
-    path: str | None = setting(description="directory with the weights; null only for a model the kit makes itself")
-    made_locally: bool = setting(default=False, description="the kit makes model and data on first use")
-    trust_remote_code: bool = setting(default=False, description="code that lies beside the weights may run")
-    chat_template_file: str | None = setting(
+    path: str | None = Field(description="directory with the weights; null only for a model the kit makes itself")
+    made_locally: bool = Field(default=False, description="the kit makes model and data on first use")
+    trust_remote_code: bool = Field(default=False, description="code that lies beside the weights may run")
+    chat_template_file: str | None = Field(
         default=None,
         description="Jinja template that replaces the tokenizer's: a file, read when the run is submitted, or the name"
         " of one in containers/chat-templates (CHAT_TEMPLATE_FILE)",
     )
-    proxy: str | None = setting(
+    proxy: str | None = Field(
         default=None, description="model of the same kind with few layers, to prove image, site and data"
     )
-    geometry: Geometry | None = setting(
-        default=None, description="null: the planner has nothing to say about the model"
-    )
+    geometry: Geometry | None = Field(default=None, description="null: the planner has nothing to say about the model")
 
 
 class Recipe(Section):
@@ -136,9 +136,9 @@ class Recipe(Section):
 
     name: str
     description: str
-    module: ModuleName = setting(description="the unmodified verl module that is run as the driver")
-    config_name: str = setting(description="verl's Hydra configuration, as the wheel names it")
-    launcher: Literal["ray", "torchrun"] = setting(
+    module: ModuleName = Field(description="the unmodified verl module that is run as the driver")
+    config_name: str = Field(description="verl's Hydra configuration, as the wheel names it")
+    launcher: Literal["ray", "torchrun"] = Field(
         default="ray",
         description="who starts the trainer's processes: one driver through Ray, or torchrun on every node",
     )
@@ -147,14 +147,14 @@ class Recipe(Section):
 class Data(Section):
     """Data sets and sizes of one step; lengths in tokens, batch in prompts."""
 
-    train_files: list[str] | None = setting(
+    train_files: list[str] | None = Field(
         description="parquet files; null for the data the kit makes for its own model"
     )
-    val_files: list[str] | None = setting(description="parquet files, as train_files")
-    train_batch_size: PositiveInt = setting(description="prompts of one step")
+    val_files: list[str] | None = Field(description="parquet files, as train_files")
+    train_batch_size: PositiveInt = Field(description="prompts of one step")
     max_prompt_length: PositiveInt
     max_response_length: PositiveInt
-    seed: Annotated[int, Between(0, 2**32 - 1)] = setting(
+    seed: Annotated[Whole, Field(ge=0, le=2**32 - 1)] = Field(
         description="order of the data; fixed, so that a resumed run sees the order it would have seen"
     )
 
@@ -162,41 +162,41 @@ class Data(Section):
 class Rollout(Section):
     """Generation with vLLM."""
 
-    n: PositiveInt = setting(description="samples per prompt")
+    n: PositiveInt = Field(description="samples per prompt")
     tensor_model_parallel_size: PositiveInt
-    router_replay: Literal["disabled", "R2", "R3"] = setting(
+    router_replay: Literal["disabled", "R2", "R3"] = Field(
         default="disabled",
         description="experts the actor's router takes: its own, those of its log-prob pass (R2), or those of the"
         " rollout (R3) (ROUTER_REPLAY_MODE)",
     )
-    max_num_seqs: PositiveInt | None = setting(
+    max_num_seqs: PositiveInt | None = Field(
         default=None, description="sequences one DP rank works on at a time; null: its even share of a step's samples"
     )
-    kv_cache_dtype: str | None = setting(default=None, description="vLLM's kv_cache_dtype; null: vLLM decides")
+    kv_cache_dtype: str | None = Field(default=None, description="vLLM's kv_cache_dtype; null: vLLM decides")
 
 
 class Reward(Section):
     """A reward function of one's own; null takes verl's, chosen by the data's `data_source`."""
 
-    function_path: Annotated[str | None, Check(site_values.function_file)] = setting(
+    function_path: Annotated[str | None, AfterValidator(site_values.function_file)] = Field(
         description="Python file, or `pkg://module` for one of the kit's own"
     )
     function_name: str | None = None
-    manager: str | None = setting(default=None, description="verl's reward manager; null: verl's default")
-    overlong_buffer_tokens: PositiveInt | None = setting(
+    manager: str | None = Field(default=None, description="verl's reward manager; null: verl's default")
+    overlong_buffer_tokens: PositiveInt | None = Field(
         default=None, description="manager dapo: the last tokens of a response that cost score; null: none do"
     )
-    overlong_penalty_factor: PositiveFloat = setting(default=1.0, description="manager dapo: score lost at full length")
+    overlong_penalty_factor: PositiveFloat = Field(default=1.0, description="manager dapo: score lost at full length")
 
 
 class Checkpoint(Section):
     """What is saved, and what a complete checkpoint therefore holds."""
 
-    contents: Annotated[list[Literal["model", "optimizer", "extra"]], Check(_saves_something)]
-    directory: Annotated[str | None, Check(site_values.absolute_or_none)] = setting(
+    contents: Annotated[list[Literal["model", "optimizer", "extra"]], AfterValidator(_saves_something)]
+    directory: Annotated[str | None, AfterValidator(site_values.absolute_or_none)] = Field(
         default=None, description="verl's default_local_dir; null: checkpoints/ in the run"
     )
-    dist_checkpoint_path: str | None = setting(
+    dist_checkpoint_path: str | None = Field(
         default=None,
         description="Megatron shards to load the base weights from; with it the model is saved as bf16 shards too,"
         " not as a quantised Hugging Face tree (DIST_CKPT_PATH)",
@@ -206,31 +206,31 @@ class Checkpoint(Section):
 class Schedule(Section):
     """Length of the run and of its segments, in steps."""
 
-    steps: PositiveInt = setting(description="steps of the whole run")
-    segment_steps: PositiveInt = setting(description="steps one Slurm job advances the run by")
-    save_freq: Annotated[int, Check(_saves)] = setting(
+    steps: PositiveInt = Field(description="steps of the whole run")
+    segment_steps: PositiveInt = Field(description="steps one Slurm job advances the run by")
+    save_freq: Annotated[Whole, AfterValidator(_saves)] = Field(
         description="steps between checkpoints; the last step of a segment is always saved"
     )
-    time: Annotated[str, Check(time_limit.checked)] = setting(
+    time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
         description="Slurm time limit of one segment, in Slurm's own notation"
     )
-    nodes: Nodes = setting(description="nodes of the run")
-    nodes_multiple_of: PositiveInt = setting(default=1, description="legal node counts are multiples of this")
+    nodes: Nodes = Field(description="nodes of the run")
+    nodes_multiple_of: PositiveInt = Field(default=1, description="legal node counts are multiples of this")
 
 
 class Ray(Section):
     """The Ray cluster inside one segment."""
 
     object_store_gib: PositiveFloat
-    ready_deadline_s: PositiveInt = setting(description="all nodes must have joined by then, or the segment ends")
+    ready_deadline_s: PositiveInt = Field(description="all nodes must have joined by then, or the segment ends")
 
 
 class Watch(Section):
     """When a segment is ended from the outside."""
 
-    stall_s: PositiveInt = setting(description="neither a log line nor a finished step for this long is a hang")
-    max_attempts_without_progress: PositiveInt = setting(description="consecutive ones after which the chain stops")
-    sample_interval_s: PositiveFloat = setting(description="period of the memory sampler on every node")
+    stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
+    max_attempts_without_progress: PositiveInt = Field(description="consecutive ones after which the chain stops")
+    sample_interval_s: PositiveFloat = Field(description="period of the memory sampler on every node")
 
 
 class ActorParallel(Section):
@@ -240,9 +240,9 @@ class ActorParallel(Section):
     pipeline_parallel_size: PositiveInt = 1
     expert_parallel_size: PositiveInt = 1
     context_parallel_size: PositiveInt = 1
-    layout: str | None = setting(default=None, description="pipeline layout string; null: the planner generates one")
-    mtp: bool = setting(default=False, description="the multi-token-prediction layers are built and trained")
-    micro_batch_tokens: PositiveInt | None = setting(
+    layout: str | None = Field(default=None, description="pipeline layout string; null: the planner generates one")
+    mtp: bool = Field(default=False, description="the multi-token-prediction layers are built and trained")
+    micro_batch_tokens: PositiveInt | None = Field(
         default=None, description="tokens of one micro-batch on one rank; null: one longest sequence over CP"
     )
 
@@ -251,9 +251,9 @@ class RolloutParallel(Section):
     """How vLLM splits one replica; its tensor parallel size is `rollout.tensor_model_parallel_size`."""
 
     data_parallel_size: PositiveInt = 1
-    expert_parallel_size: PositiveInt | None = setting(default=None, description="1 or TP x DP; null: TP x DP")
-    gpu_memory_utilization: Annotated[float, Between(above=0, most=1)] = 0.5
-    max_num_batched_tokens: PositiveInt = setting(default=8192, description="sets the peak of vLLM's profiling run")
+    expert_parallel_size: PositiveInt | None = Field(default=None, description="1 or TP x DP; null: TP x DP")
+    gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    max_num_batched_tokens: PositiveInt = Field(default=8192, description="sets the peak of vLLM's profiling run")
 
 
 class Parallel(Section):
@@ -266,31 +266,29 @@ class Parallel(Section):
 class Optimizer(Section):
     """The memory levers of training; what each does to a node is in docs/memory.md."""
 
-    cpu_offload: bool = setting(default=False, description="Adam runs on the CPU (Megatron's optimizer_cpu_offload)")
-    offload_fraction: Share = setting(
+    cpu_offload: bool = Field(default=False, description="Adam runs on the CPU (Megatron's optimizer_cpu_offload)")
+    offload_fraction: Share = Field(
         default=1.0, description="share of the parameters it runs on (OPTIMIZER_OFFLOAD_FRACTION)"
     )
-    precision_aware: bool = setting(
+    precision_aware: bool = Field(
         default=False, description="no second fp32 copy of the parameters on the GPU (PRECISION_AWARE_OPTIMIZER)"
     )
-    bf16_gradients: bool = setting(default=False, description="bf16 gradient buffers (grad_reduce_in_fp32=False)")
-    gpu_state_bytes: Literal[2, 4, 8] = setting(
+    bf16_gradients: bool = Field(default=False, description="bf16 gradient buffers (grad_reduce_in_fp32=False)")
+    gpu_state_bytes: Annotated[Literal[2, 4, 8], NUMBER_IN_TEXT] = Field(
         default=8, description="both Adam moments on the GPU, bytes per parameter; below 8 needs precision_aware"
     )
-    param_offload: bool = setting(default=False, description="verl moves weights to the host between phases")
-    optimizer_offload: bool = setting(
-        default=False, description="verl moves optimizer state to the host between phases"
-    )
+    param_offload: bool = Field(default=False, description="verl moves weights to the host between phases")
+    optimizer_offload: bool = Field(default=False, description="verl moves optimizer state to the host between phases")
 
 
 class Engine(Section):
     """Which of verl's engines trains, and the verl it is found in."""
 
-    backend: Literal["fsdp", "megatron"] = setting(default="fsdp", description="verl's model_engine")
-    verl: str = setting(
+    backend: Literal["fsdp", "megatron"] = Field(default="fsdp", description="verl's model_engine")
+    verl: str = Field(
         default="0.9.1", description="the image's verl, by its name in verl_keys/features.yaml: what it has and lacks"
     )
-    full_recompute: bool = setting(
+    full_recompute: bool = Field(
         default=False, description="every layer's activations are computed again in the backward pass (uniform, 1)"
     )
 
@@ -298,12 +296,12 @@ class Engine(Section):
 class Kernels(Section):
     """Kernels that exist on some hardware only; null leaves the choice to the image."""
 
-    moe_backend: Annotated[str | None, Before(_none_is_null)] = setting(
+    moe_backend: Annotated[str | None, BeforeValidator(_none_is_null)] = Field(
         default=None, description="vLLM's expert kernels (ROLLOUT_MOE_BACKEND; none: upstream's default)"
     )
-    dsa_fusion: bool | None = setting(default=None, description="fused sparse attention (apply_dsa_kernel_fusion)")
-    rope_fusion: bool | None = setting(default=None, description="fused rotary embedding (apply_rope_fusion)")
-    fused_mhc: bool | None = setting(default=None, description="fused hyper-connections (use_fused_mhc)")
+    dsa_fusion: bool | None = Field(default=None, description="fused sparse attention (apply_dsa_kernel_fusion)")
+    rope_fusion: bool | None = Field(default=None, description="fused rotary embedding (apply_rope_fusion)")
+    fused_mhc: bool | None = Field(default=None, description="fused hyper-connections (use_fused_mhc)")
 
 
 Logger = Literal[
@@ -335,19 +333,17 @@ class Settings(Section):
     schedule: Schedule
     ray: Ray
     watch: Watch
-    parallel: Parallel = setting(default=Parallel(), description="how the model is split over the GPUs")
-    optimizer: Optimizer = setting(
-        default=Optimizer(), description="where optimizer state lives, and in what precision"
-    )
-    engine: Engine = setting(default=Engine(), description="what trains")
-    kernels: Kernels = setting(default=Kernels(), description="which kernels it trains and generates with")
-    loggers: list[Logger] = setting(
+    parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
+    optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
+    engine: Engine = Field(default=Engine(), description="what trains")
+    kernels: Kernels = Field(default=Kernels(), description="which kernels it trains and generates with")
+    loggers: list[Logger] = Field(
         default=["console", "file"],
         description="where verl sends metrics (LOGGER); console and file are always among them, the kit reads both",
     )
-    deterministic: bool = setting(description="a seed per sample and a fixed batch order: resumes are bit-identical")
-    plugins: dict[ModuleName, bool] = setting(
+    deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
+    plugins: dict[ModuleName, bool] = Field(
         description="module: whether verl imports it in every process (VERL_USE_EXTERNAL_MODULES)"
     )
-    env: dict[EnvName, Text] = setting(description="environment of every process on every node, set before Ray starts")
-    verl: dict[str, Any] = setting(description="verl's own keys, dotted, for what has no field here")
+    env: dict[EnvName, Text] = Field(description="environment of every process on every node, set before Ray starts")
+    verl: dict[str, Any] = Field(description="verl's own keys, dotted, for what has no field here")

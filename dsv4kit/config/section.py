@@ -1,278 +1,160 @@
-"""Sections of settings: classes whose annotations say what each key takes.
+"""Sections of settings: pydantic models that are immutable and closed, and their errors in one line.
 
     class Schedule(Section):
-        steps: Annotated[int, Between(1, 1000)] = setting(description="steps of the whole run")
+        steps: Annotated[Whole, Field(ge=1, le=1000, description="steps of the whole run")]
 
-The part of pydantic that the schema needs, under pydantic's names, and without its start: that took half of the time
-`dsv4kit plan` has for everything.
+Importing this costs as much as the rest of a short command, so it is imported where settings are read and not before.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+from typing_extensions import Self
 
 from dsv4kit.errors import nearest
 
-if TYPE_CHECKING:
-    from typing_extensions import Self, dataclass_transform
-else:  # only type checkers look at it
-
-    def dataclass_transform(**_):
-        return lambda cls: cls
+# pydantic's type of an error of our own: a rule about several values of a section.
+_RULE = "rule"
 
 
-_NEEDED: Any = object()
-_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-_WHOLE = re.compile(r"\s*[-+]?[0-9]{1,30}\s*", re.ASCII)
+def _no_flag(value: object) -> object:
+    """pydantic reads `true` as 1."""
+    if isinstance(value, bool):
+        raise ValueError("not a number")
+    return value
 
 
-class Before(NamedTuple):
-    """Mark of an annotation: turns what was written into what the type expects."""
-
-    change: Callable[[Any], object]
-
-
-class Check(NamedTuple):
-    """Mark of an annotation: returns the value, or raises ValueError with what is allowed."""
-
-    check: Callable[[Any], object]
+def _no_flag_or_fraction(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("not a whole number")
+    return value
 
 
-class Between(NamedTuple):
-    """Mark of an annotation: bounds of a number; `above` is a bound the number must not touch."""
-
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
+def _number_in_text(value: object) -> object:
+    """Options are text, also where one of some numbers is expected."""
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
-class Default(NamedTuple):
-    """What stands in a class for a key's value."""
-
-    value: Any
-    description: str
-
-
-def setting(*, default: Any = _NEEDED, description: str = "") -> Any:
-    """A key; without a default it has to be given."""
-    return Default(default, description)
+Whole = Annotated[int, BeforeValidator(_no_flag_or_fraction)]
+Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+# Mark of a Literal of numbers.
+NUMBER_IN_TEXT = BeforeValidator(_number_in_text)
 
 
-class SettingError(ValueError):
-    """One wrong value: where it stands, what it is, and what is allowed.
-
-    `kind`: `value`, `missing` (nothing is there) or `unknown` (no such key; `allowed` has those there are).
-    """
-
-    def __init__(
-        self,
-        location: tuple[str | int, ...],
-        value: object,
-        message: str,
-        kind: Literal["value", "missing", "unknown"] = "value",
-        allowed: Collection[str] = (),
-    ) -> None:
-        super().__init__(f"{'.'.join(map(str, location))}={value!r}: {message}" if location else message)
-        self.location, self.value, self.message, self.kind, self.allowed = location, value, message, kind, allowed
-
-    def below(self, *outer: str | int) -> SettingError:
-        """The same, seen from further out."""
-        return SettingError((*outer, *self.location), self.value, self.message, self.kind, self.allowed)
-
-
-@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(setting,))
-class Section:
+class Section(BaseModel):
     """Immutable, and closed to keys it does not know. Every value is checked, defaults too."""
 
-    _hints: dict[str, Any]
-
-    def __init__(self, /, **values: Any) -> None:  # `self` may be a key that somebody writes
-        found, problems = {}, []
-        hints = self.model_fields()
-        for key in values.keys() - hints.keys():
-            allowed = sorted(hints)
-            message = f"no such key; allowed here: {', '.join(allowed)}{nearest(key, allowed)}"
-            problems.append(SettingError((key,), values[key], message, "unknown", allowed))
-        for key, hint in hints.items():
-            default = getattr(type(self), key, _NEEDED)
-            value = values.get(key, default.value if isinstance(default, Default) else default)
-            if key not in values and value is _NEEDED:
-                problems.append(SettingError((key,), None, "not set", "missing"))
-                continue
-            try:
-                found[key] = convert(value, hint)
-            except SettingError as problem:
-                problems.append(problem.below(key))
-        self.__dict__.update(found)
-        if not problems:
-            problems += [SettingError((key,), found[key], message) for key, message in self.rules()]
-        if problems:
-            raise min(problems, key=lambda problem: (problem.kind == "missing", len(problem.location)))
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """What is wrong with the values together: key and message. Called when each by itself is right."""
         yield from ()
 
-    @classmethod
-    def model_fields(cls) -> Mapping[str, Any]:
-        """Key -> type."""
-        if "_hints" not in cls.__dict__:
-            cls._hints = {k: hint for k, hint in get_type_hints(cls, include_extras=True).items() if k[0] != "_"}
-        return cls._hints
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        for key, message in self.rules():
+            raise PydanticCustomError(_RULE, "{message}", {"key": key, "message": message, "value": getattr(self, key)})
+        return self
 
-    @classmethod
-    def model_validate(cls, tree: object) -> Self:
-        """The section from a tree of plain values. Raises SettingError for the most telling mistake."""
-        made: Self = convert(tree, cls)
-        return made
-
-    def model_dump(self, exclude: Collection[str] = ()) -> dict[str, Any]:
-        """As a tree of plain values."""
-        return {key: _plain(value) for key, value in self.__dict__.items() if key not in exclude}
-
-    def model_copy(self, update: Mapping[str, Any]) -> Self:
-        """With some values replaced; they are checked."""
-        return type(self)(**{**self.__dict__, **update})
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{type(self).__name__} cannot be changed")
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.__dict__.items())})"
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """With some values replaced; they are checked, where pydantic takes them as they are."""
+        return type(self).model_validate({**self.__dict__, **(update or {})})
 
 
-def _plain(value: object) -> object:
-    if isinstance(value, Section):
-        return value.model_dump()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list) else value
+class Problem(NamedTuple):
+    """One wrong value: where it stands, what it is, and what is allowed.
+
+    `kind`: `value`, `missing` (nothing is there) or `unknown` (no such key).
+    """
+
+    location: tuple[str | int, ...]
+    value: object
+    message: str
+    kind: Literal["value", "missing", "unknown"]
 
 
-def convert(value: Any, expected: Any) -> Any:
-    """`value` as the type `expected`. Text is read where a number or a yes or no is expected: options are text."""
-    origin = get_origin(expected)
-    if expected is Any:
-        return value
-    if origin is Annotated:
-        return _marked(value, expected)
-    if origin in (Union, UnionType):
-        return _optional(value, get_args(expected))
-    if origin is Literal:
-        return _choice(value, get_args(expected))
-    if origin is list:
-        return _list(value, *get_args(expected))
-    if origin is dict:
-        return _dict(value, *get_args(expected))
-    if issubclass(expected, Section):
-        return _section(value, expected)
-    return _SCALARS[expected](value)
+def problem(section: type[Section], error: ValidationError) -> Problem:
+    """The most telling of the mistakes in what `section` was made from.
+
+    What is there and wrong comes before what is not there, and what stands further out before what lies within.
+    """
+    found = [_problem(section, detail) for detail in error.errors(include_url=False)]
+    return min(found, key=lambda p: (p.kind == "missing", len(p.location), p.kind != "unknown"))
 
 
-def _marked(value: Any, expected: Any) -> Any:
-    for mark in expected.__metadata__:
-        if isinstance(mark, Before):
-            value = mark.change(value)
-    written, value = value, convert(value, expected.__origin__)
-    for mark in expected.__metadata__:
-        if isinstance(mark, Between):
-            _bounded(written, value, mark)
-        elif isinstance(mark, Check):
-            try:
-                value = mark.check(value)
-            except ValueError as error:
-                raise SettingError((), written, str(error)) from None
-    return value
+def _problem(section: type[Section], detail: ErrorDetails) -> Problem:
+    location, value, kind = detail["loc"], detail["input"], detail["type"]
+    if location[-1:] == ("[key]",):  # a name in a table: pydantic counts it as a place of its own
+        location = location[:-1]
+    context = detail.get("ctx", {})
+    if kind == _RULE:
+        return Problem((*location, context["key"]), context["value"], context["message"], "value")
+    if kind == "missing":
+        return Problem(location, None, "not set", "missing")
+    if kind in ("extra_forbidden", "invalid_key"):
+        allowed = _keys(_expected(section, location[:-1]))
+        near = nearest(str(location[-1]), allowed)
+        return Problem(location, value, f"no such key; allowed here: {', '.join(allowed)}{near}", "unknown")
+    message = _message(kind, value, context, _expected(section, location)) or detail["msg"]
+    return Problem(location, value, message, "value")
 
 
-def _bounded(written: object, value: float, bounds: Between) -> None:
-    if bounds.above is not None and not value > bounds.above:
-        raise SettingError((), written, f"must be greater than {bounds.above:g}")
-    if bounds.least is not None and value < bounds.least:
-        raise SettingError((), written, f"must be at least {bounds.least:.10g}")
-    if bounds.most is not None and value > bounds.most:
-        raise SettingError((), written, f"must be at most {bounds.most:.10g}")
+def _message(kind: str, value: object, context: Mapping[str, Any], expected: Any) -> str | None:
+    """What is allowed, in the kit's words; None for what only pydantic has words for."""
+    if kind == "value_error":  # a check of the kit's own, which says it itself
+        return str(context["error"])
+    if kind == "literal_error":
+        known = [str(choice) for choice in get_args(expected)]
+        return f"none of {', '.join(known)}{nearest(str(value), known)}"
+    if kind in ("model_type", "model_attributes_type"):
+        return f"not keys and values; keys here: {', '.join(_keys(expected))}"
+    if kind == "finite_number":
+        return "not a whole number" if expected is int else "not a number"
+    if kind in _BOUNDS:
+        words, name = _BOUNDS[kind]
+        return f"must be {words} {context[name]:.10g}"
+    return next((message for start, message in _TYPES.items() if kind.startswith(start)), None)
 
 
-def _optional(value: Any, types: tuple[Any, ...]) -> Any:
-    (expected,) = (t for t in types if t is not NoneType)  # unions are `X | None` only
-    return None if value is None else convert(value, expected)
+_BOUNDS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+# Beginnings of pydantic's types of errors.
+_TYPES = {
+    "int_": "not a whole number",
+    "float_": "not a number",
+    "bool_": "neither true nor false",
+    "string_": "not a text; YAML takes it for one in quotes",
+    "list_": "not a list",
+    "dict_": "not keys and values",
+}
 
 
-def _choice(value: Any, choices: tuple[Any, ...]) -> Any:
-    for choice in choices:
-        if str(value) == str(choice) and not isinstance(value, bool):
-            return choice
-    known = ", ".join(map(str, choices))
-    raise SettingError((), value, f"none of {known}{nearest(str(value), map(str, choices))}")
+def _expected(section: type[Section], location: tuple[str | int, ...]) -> Any:
+    """What is expected at a location: a Section, `list[...]`, `dict[...]`, a Literal or a plain type."""
+    expected: Any = section
+    for part in location:
+        if isinstance(expected, type) and issubclass(expected, Section):
+            expected = _bare(expected.model_fields[str(part)].annotation)
+        else:
+            expected = _bare(get_args(expected)[-1])
+    return expected
 
 
-def _list(value: Any, item: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise SettingError((), value, "not a list")
-    return [_at(index, entry, item) for index, entry in enumerate(value)]
+def _bare(expected: Any) -> Any:
+    """Without marks, and without `| None`."""
+    while get_origin(expected) in (Annotated, Union, UnionType):
+        expected = next(part for part in get_args(expected) if part is not type(None))
+    return expected
 
 
-def _dict(value: Any, key: Any, item: Any) -> dict[Any, Any]:
-    if not isinstance(value, Mapping):
-        raise SettingError((), value, "not keys and values")
-    return {_at(name, name, key): _at(name, entry, item) for name, entry in value.items()}
-
-
-def _at(place: str | int, value: Any, expected: Any) -> Any:
-    try:
-        return convert(value, expected)
-    except SettingError as problem:
-        raise problem.below(place) from None
-
-
-def _section(value: Any, expected: type[Section]) -> Section:
-    if isinstance(value, expected):
-        return value
-    if not isinstance(value, Mapping):
-        raise SettingError((), value, f"not keys and values; keys here: {', '.join(sorted(expected.model_fields()))}")
-    return expected(**{str(key): entry for key, entry in value.items()})
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise SettingError((), value, "not a text; YAML takes it for one in quotes")
-    return value
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, str) and _WHOLE.fullmatch(value):
-        return int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-        raise SettingError((), value, "not a whole number")
-    return int(value)
-
-
-def _number(value: Any) -> float:
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (ValueError, TypeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise SettingError((), value, "not a number")
-    return number
-
-
-def _yes_or_no(value: Any) -> bool:
-    word = str(value).strip().lower()
-    if isinstance(value, bool | int | str) and word in _WORDS:
-        return _WORDS[word]
-    raise SettingError((), value, "neither true nor false")
-
-
-_SCALARS: dict[Any, Callable[[Any], Any]] = {str: _text, int: _whole, float: _number, bool: _yes_or_no}
+def _keys(section: type[Section]) -> list[str]:
+    return sorted(section.model_fields)

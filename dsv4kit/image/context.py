@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.config.loading import ROOT, hardware_of
+from dsv4kit.config.loading import hardware_of
+from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Hardware
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.image import checks, locks

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError
 from dsv4kit.image.stack import NOT_ON_THE_INDEX, Stack, canonical, stacks
 

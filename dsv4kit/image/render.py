@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 import jinja2
 
-from dsv4kit.config.loading import ROOT, hardware_of
+from dsv4kit.config.loading import hardware_of
+from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Hardware
 from dsv4kit.image.stack import GitSource, Stack, stack_for
 

@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from dsv4kit.config.loading import ROOT, hardware_defaults, load_yaml, validate
-from dsv4kit.config.section import Check, Section, setting
+from pydantic import AfterValidator, Field
+
+from dsv4kit.config.loading import hardware_defaults, load_yaml, validate
+from dsv4kit.config.paths import ROOT
+from dsv4kit.config.section import Section
 from dsv4kit.errors import UserError, nearest
 
 FILE = ROOT / "containers" / "stack.yaml"
@@ -61,8 +64,8 @@ Role = Literal["install", "compile", "dependencies"]
 class Base(Section):
     """The image everything is built on."""
 
-    image: str = setting(description="repository and tag")
-    digest: Annotated[str | None, Check(_digest)] = setting(
+    image: str = Field(description="repository and tag")
+    digest: Annotated[str | None, AfterValidator(_digest)] = Field(
         description="null: not known here, BASE_IMAGE has to say it"
     )
     reason: str
@@ -71,8 +74,8 @@ class Base(Section):
 class Package(Section):
     """One package of the index that is asked for by name."""
 
-    version: Annotated[str, Check(_version)] = setting(description="exact")
-    role: Role = setting(
+    version: Annotated[str, AfterValidator(_version)] = Field(description="exact")
+    role: Role = Field(
         default="install",
         description="`compile`: an sdist, compiled in the image; `dependencies`: only what it asks for",
     )
@@ -82,13 +85,15 @@ class Package(Section):
 class GitSource(Section):
     """One package that is built from a commit."""
 
-    url: Annotated[str, Check(_url)]
-    sha: Annotated[str | None, Check(_sha)] = None
-    variable: Annotated[str | None, Check(_variable)] = setting(
+    url: Annotated[str, AfterValidator(_url)]
+    sha: Annotated[str | None, AfterValidator(_sha)] = None
+    variable: Annotated[str | None, AfterValidator(_variable)] = Field(
         default=None, description="build variable that has to give the sha, where it is not known here"
     )
-    contains: list[Annotated[str, Check(_commit)]] = setting(default=[], description="commits it has to descend from")
-    submodules: list[str] = setting(default=[], description="fetched too, at the commits it records")
+    contains: list[Annotated[str, AfterValidator(_commit)]] = Field(
+        default=[], description="commits it has to descend from"
+    )
+    submodules: list[str] = Field(default=[], description="fetched too, at the commits it records")
     role: Literal["install", "compile"]
     reason: str
 
@@ -101,7 +106,7 @@ class GitSource(Section):
 class Import(Section):
     """One thing that has to be importable in the image."""
 
-    driver: bool = setting(default=False, description="may need a GPU's driver already when it is imported")
+    driver: bool = Field(default=False, description="may need a GPU's driver already when it is imported")
     reason: str
 
 
@@ -110,20 +115,20 @@ class Stack(Section):
 
     name: str
     description: str
-    recipe: Literal["grpo", "sft"] = setting(description="what it is for")
+    recipe: Literal["grpo", "sft"] = Field(description="what it is for")
     hardware: list[str]
     python: Literal["3.10", "3.11", "3.12"]
-    verl: str = setting(description="row of verl_keys/features.yaml that the verl inside has to show")
+    verl: str = Field(description="row of verl_keys/features.yaml that the verl inside has to show")
     base: Base
-    system_site_packages: bool = setting(default=False, description="the base's Python packages stay visible")
-    system: dict[str, str] = setting(description="distribution package: why")
-    locks: list[str] = setting(default=[], description="locks made by hand, in this order; none: one per architecture")
-    index: Annotated[dict[str, Package], Check(_from_index)] = setting(default={})
-    overrides: dict[str, str] = setting(default={}, description="requirement that stands for all on its package: why")
-    caps: dict[str, str] = setting(default={}, description="bound on what nothing asks for by name: why")
-    never: dict[str, str] = setting(default={}, description="package kept out of the lock: why")
-    metadata: dict[str, list[str]] = setting(default={}, description="sdist: what its own metadata would ask for")
-    git: dict[str, GitSource] = setting(default={})
+    system_site_packages: bool = Field(default=False, description="the base's Python packages stay visible")
+    system: dict[str, str] = Field(description="distribution package: why")
+    locks: list[str] = Field(default=[], description="locks made by hand, in this order; none: one per architecture")
+    index: Annotated[dict[str, Package], AfterValidator(_from_index)] = Field(default={})
+    overrides: dict[str, str] = Field(default={}, description="requirement that stands for all on its package: why")
+    caps: dict[str, str] = Field(default={}, description="bound on what nothing asks for by name: why")
+    never: dict[str, str] = Field(default={}, description="package kept out of the lock: why")
+    metadata: dict[str, list[str]] = Field(default={}, description="sdist: what its own metadata would ask for")
+    git: dict[str, GitSource] = Field(default={})
     imports: dict[str, Import]
 
     def rules(self) -> Iterator[tuple[str, str]]:
@@ -146,7 +151,7 @@ def stacks() -> dict[str, Stack]:
     for name, tree in load_yaml(FILE).items():
         if not isinstance(tree, dict):
             raise UserError(f"{_SHOWN}: {name}: expected keys and values")
-        sources = dict.fromkeys([*tree, *Stack.model_fields()], f"{_SHOWN}: {name}")
+        sources = dict.fromkeys([*tree, *Stack.model_fields], f"{_SHOWN}: {name}")
         found[str(name)] = validate(Stack, {**tree, "name": str(name)}, sources)
     return found
 

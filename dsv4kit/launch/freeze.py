@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 
 # The standard library (and submitit) is all they import.
 _PACKAGES = ("checkpoint", "node", "plugin", "run")

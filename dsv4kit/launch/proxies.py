@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv4kit import hints, yaml_text
-from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
+from dsv4kit.config.loading import load_settings, load_yaml, names
+from dsv4kit.config.paths import HERE
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError

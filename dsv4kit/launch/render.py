@@ -9,7 +9,7 @@ import jinja2
 
 from dsv4kit import quoting
 from dsv4kit.config import time_limit
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts

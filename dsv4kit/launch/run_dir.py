@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.run.files import read_json, write_json
 

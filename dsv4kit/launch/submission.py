@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import dsv4kit
-from dsv4kit.config.loading import ROOT, Resolved, source_of
+from dsv4kit.config.loading import Resolved, source_of
+from dsv4kit.config.paths import ROOT
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.feasibility import data_checks, trainer_rules

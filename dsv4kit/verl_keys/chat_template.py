@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dsv4kit.config.loading import ROOT
+from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError, nearest
 
 SHIPPED = ROOT / "containers" / "chat-templates"

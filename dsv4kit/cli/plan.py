@@ -117,8 +117,8 @@ def _calibrate(run_dir: str, site: str | None) -> int:
     from pathlib import Path
 
     from dsv4kit import yaml_text
+    from dsv4kit.config.frozen import frozen_settings
     from dsv4kit.config.loading import load_site
-    from dsv4kit.config.schema import Settings
     from dsv4kit.errors import UserError
     from dsv4kit.plan.fitted.calibration import calibrate
     from dsv4kit.plan.from_settings import question
@@ -126,7 +126,7 @@ def _calibrate(run_dir: str, site: str | None) -> int:
     path = Path(run_dir) / "run.yaml"
     try:
         frozen = yaml_text.parse(path.read_text(encoding="utf-8"))
-        settings = Settings.model_validate(frozen["settings"])
+        settings = frozen_settings(frozen["settings"])
         there = str(frozen["site"]["name"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None

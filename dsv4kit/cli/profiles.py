@@ -74,11 +74,17 @@ def _row(name: str, combination: dict[str, str]) -> dict[str, Any]:
 
 def _derived(resolved: Resolved) -> dict[str, Any]:
     """What follows from the settings and is not one of them."""
+    from dsv4kit.feasibility.node_memory import needed_gib
     from dsv4kit.feasibility.run_layout import pipeline_layout
     from dsv4kit.feasibility.trainer_rules import node_unit
+    from dsv4kit.plan.of_settings import plan_of
 
     settings = resolved.settings
-    return {"pipeline_layout": pipeline_layout(settings), "nodes_multiple_of": node_unit(settings)}
+    return {
+        "pipeline_layout": pipeline_layout(settings),
+        "nodes_multiple_of": node_unit(settings),
+        "min_memory_gib": needed_gib(settings, plan_of(settings, "")),
+    }
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:

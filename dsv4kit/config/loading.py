@@ -1,6 +1,7 @@
 """From names and overrides to one checked `Settings` tree, with the source of every value.
 
-A profile is merged from general to particular: recipe, model, what the profile shares with others, hardware, profile.
+A profile is merged from general to particular: recipe, model, what its table shares with others (`bases:`), hardware,
+the table of model x recipe (what all hardware has in common, then the hardware's row).
 `bases:` in any of these files names files merged below it: one in config/bases/, or `kind/name` (`models/dsv4-pro`).
 """
 
@@ -32,7 +33,7 @@ class _Machine(Section):
 
 
 # Keys of the files that are not settings.
-_NOT_SETTINGS = ("defaults", "for", "bases")
+_NOT_SETTINGS = ("defaults", "bases")
 
 
 class Override(NamedTuple):
@@ -88,17 +89,44 @@ def load_site(name: str) -> Site:
     return validate(Site, tree, dict.fromkeys([*_dotted(tree), *Site.model_fields], _shown(path)))
 
 
+class Table(NamedTuple):
+    """One file of config/profiles: model x recipe, and per hardware what differs from the rest of the file."""
+
+    path: Path
+    model: str
+    recipe: str
+    shared: Tree
+    rows: Mapping[str, Tree]
+
+    def name(self, hardware: str) -> str:
+        """The profile's name."""
+        return f"{self.path.stem}-{hardware}"
+
+
 def combinations() -> dict[str, dict[str, str]]:
-    """Profile name -> hardware, model and recipe it is for."""
-    return {name: _combination(HERE / "profiles" / f"{name}.yaml") for name in names("profiles")}
+    """Profile name -> hardware, model and recipe it is for, sorted by name."""
+    tables = (_table(HERE / "profiles" / f"{name}.yaml") for name in names("profiles"))
+    found = [
+        (table.name(hardware), {"hardware": hardware, "model": table.model, "recipe": table.recipe})
+        for table in tables
+        for hardware in table.rows
+    ]
+    return dict(sorted(found))
 
 
-def _combination(path: Path) -> dict[str, str]:
-    combination = load_yaml(path).get("for")
-    wanted = ("hardware", "model", "recipe")
-    if not isinstance(combination, Mapping) or not all(isinstance(combination.get(key), str) for key in wanted):
-        raise UserError(f"{_shown(path)}: for={combination!r}: names of {', '.join(wanted)} are needed")
-    return {key: combination[key] for key in wanted}
+def _table(path: Path) -> Table:
+    tree = load_yaml(path)
+    chosen, rows = tree.pop("for", None), tree.pop("hardware", None)
+    if not isinstance(chosen, Mapping) or not all(isinstance(chosen.get(key), str) for key in ("model", "recipe")):
+        raise UserError(f"{_shown(path)}: for={chosen!r}: names of model and recipe are needed")
+    if not isinstance(rows, Mapping) or not all(isinstance(row, Mapping | None) for row in rows.values()):
+        raise UserError(f"{_shown(path)}: hardware={rows!r}: a table is needed, hardware: what differs on it")
+    known = names("hardware")
+    for name in rows:
+        if name not in known:
+            near = nearest(str(name), known)
+            raise UserError(f"{_shown(path)}: hardware.{name}: no such hardware; known: {', '.join(known)}{near}")
+    return Table(path, chosen["model"], chosen["recipe"], tree, {name: row or {} for name, row in rows.items()})
 
 
 def hardware_defaults(hardware: str) -> dict[str, str]:
@@ -122,21 +150,40 @@ def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Ov
     """The profile for hardware x model x recipe with the user's overrides on top, checked."""
     below = [find("recipes", recipe, "RECIPE"), find("models", model, "MODEL")]
     machine = find("hardware", hardware, "HW")
-    profile = _profile_for(hardware, model, recipe)
-    layers: dict[Path, Tree] = {}
-    for path in below:
-        layers |= _with_bases(path)
-    shared = _with_bases(profile)
-    own = shared.pop(profile)
-    layers = {**layers, **shared, **_with_bases(machine), profile: own}
+    table = _table_for(hardware, model, recipe)
+    layers: dict[str, Tree] = {}
+    for path in [*below, *_bases(table.path, table.shared), machine]:
+        layers |= {_shown(file): layer for file, layer in _with_bases(path).items()}
+    layers[_shown(table.path)] = {"profile": table.name(hardware), **table.shared}
+    layers[f"{_shown(table.path)}: hardware.{hardware}"] = table.rows[hardware]
     tree: Tree = {}
     sources: dict[str, str] = {}
-    for path, layer in layers.items():
-        settings = {key: value for key, value in layer.items() if key not in _NOT_SETTINGS}
-        tree = merge(tree, settings, _shown(path), sources)
+    for source, layer in layers.items():
+        own = {key: value for key, value in layer.items() if key not in _NOT_SETTINGS}
+        tree = merge(tree, own, source, sources)
     for override in overrides:
         tree = assign(tree, override.key, override.value, override.source, sources)
-    return Resolved(validate(Settings, tree, sources), sources)
+    settings = validate(Settings, tree, sources)
+    if not settings.description:
+        settings = settings.model_copy(update={"description": _description(settings)})
+    return Resolved(settings, sources)
+
+
+def _description(settings: Settings) -> str:
+    """A profile in words."""
+    machine, nodes = settings.hardware, settings.schedule.nodes
+    gpus = "without GPUs" if machine.device == "cpu" else f"of {machine.gpus_per_node} {machine.name.upper()}"
+    where = f"{nodes} node{'s' if nodes > 1 else ''} {gpus}"
+    return f"{settings.recipe.name.upper()} of {settings.model.name} on {where}"
+
+
+def _bases(path: Path, content: Tree) -> list[Path]:
+    """Files that `content`, which stands in `path`, is based on."""
+    bases = content.get("bases", [])
+    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
+        raise UserError(f"{_shown(path)}: bases={bases!r}: a list of names is needed")
+    split = (name.rpartition("/") for name in bases)
+    return [HERE / (kind or "bases") / f"{stem}.yaml" for kind, _, stem in split]
 
 
 def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
@@ -145,23 +192,21 @@ def _with_bases(path: Path, above: tuple[Path, ...] = ()) -> dict[Path, Tree]:
         raise UserError(f"{_shown(path)}: is a base of itself")
     content = load_yaml(path)
     layers: dict[Path, Tree] = {}
-    bases = content.get("bases", [])
-    if not isinstance(bases, list) or not all(isinstance(name, str) for name in bases):
-        raise UserError(f"{_shown(path)}: bases={bases!r}: a list of names is needed")
-    for name in bases:
-        kind, _, stem = name.rpartition("/")
-        layers |= _with_bases(HERE / (kind or "bases") / f"{stem}.yaml", (*above, path))
+    for base in _bases(path, content):
+        layers |= _with_bases(base, (*above, path))
     return {**layers, path: content}
 
 
-def _profile_for(hardware: str, model: str, recipe: str) -> Path:
-    """The one profile whose `for:` names these three."""
-    wanted = {"hardware": hardware, "model": model, "recipe": recipe}
-    for path in sorted((HERE / "profiles").glob("*.yaml")):
+def _table_for(hardware: str, model: str, recipe: str) -> Table:
+    """The one table for model and recipe, if it has a row for the hardware."""
+    for name in names("profiles"):
+        path = HERE / "profiles" / f"{name}.yaml"
         text = path.read_text(encoding="utf-8")
         # Most files are told apart by this, in a tenth of the time.
-        if all(word in text for word in wanted.values()) and _combination(path) == wanted:
-            return path
+        if all(word in text for word in (hardware, model, recipe)):
+            table = _table(path)
+            if (table.model, table.recipe) == (model, recipe) and hardware in table.rows:
+                return table
     known = combinations()
     there = "; ".join(" ".join(c.values()) for c in known.values() if c["hardware"] == hardware)
     raise UserError(f"no profile for HW={hardware} MODEL={model} RECIPE={recipe}; HW={hardware} has: {there}")

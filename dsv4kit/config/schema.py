@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dsv4kit.config import site_values, time_limit
-from dsv4kit.config.section import NUMBER_IN_TEXT, Number, Section, Whole
+from dsv4kit.config.section import NUMBER, NUMBER_IN_TEXT, WHOLE, Section
 
 
 def _as_text(value: object) -> object:
@@ -23,11 +23,11 @@ def _as_text(value: object) -> object:
 
 Text = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float | bool)]
 # Bounded, so that nothing computed from them overflows or never ends; far above anything real.
-PositiveInt = Annotated[Whole, Field(ge=1, le=1_000_000_000)]
-NonNegativeInt = Annotated[Whole, Field(ge=0, le=1_000_000_000)]
-PositiveFloat = Annotated[Number, Field(gt=0, le=1e9)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-Nodes = Annotated[Whole, Field(ge=1, le=20_000)]
+PositiveInt = Annotated[int, Field(ge=1, le=1_000_000_000), WHOLE]
+NonNegativeInt = Annotated[int, Field(ge=0, le=1_000_000_000), WHOLE]
+PositiveFloat = Annotated[float, Field(gt=0, le=1e9), NUMBER]
+Share = Annotated[float, Field(ge=0, le=1), NUMBER]
+Nodes = Annotated[int, Field(ge=1, le=20_000), WHOLE]
 SlurmName = Annotated[str, AfterValidator(site_values.slurm_name)]
 EnvName = Annotated[str, AfterValidator(site_values.variable)]
 ModuleName = Annotated[str, AfterValidator(site_values.module)]
@@ -65,7 +65,11 @@ class Hardware(Section):
     device: Literal["cuda", "cpu"] = Field(description="what verl calls the device; `cpu` trains without any GPU")
     gpus_per_node: PositiveInt = Field(description="GPUs of one node; logical ones on `cpu`")
     cpus_per_node: PositiveInt = Field(description="CPUs Ray may hand out on one node, whatever Slurm's mask says")
-    min_memory_gib: PositiveFloat = Field(description="host memory that must be available on a node before it starts")
+    min_memory_gib: PositiveFloat | None = Field(
+        default=None,
+        description="host memory that must be available on a node before it starts; null: what the planner counts on"
+        " the fullest node, and a margin",
+    )
     min_shm_gib: PositiveFloat = Field(description="free space /dev/shm needs: the object store lives there")
     hbm_usable_gib: PositiveFloat | None = Field(
         default=None, description="memory of one GPU as the driver shows it; null: the planner says nothing here"
@@ -77,10 +81,8 @@ class Hardware(Section):
         default=[0], description="NUMA nodes that are CPU memory; on Grace the GPUs' memory has nodes of its own"
     )
     nvlink_domain_gpus: PositiveInt | None = Field(default=None, description="GPUs that reach each other over NVLink")
-    cores_per_node: PositiveInt | None = Field(default=None, description="physical CPU cores of one node")
     sm_architecture: PositiveInt | None = Field(default=None, description="compute capability, 90 for 9.0")
     cpu_architecture: Literal["x86_64", "aarch64"] | None = Field(default=None, description="as `uname -m` says")
-    scratch_gb: PositiveFloat | None = Field(default=None, description="node-local scratch, nominal")
     pinned_counts_as_used: bool = Field(
         default=True, description="whether the `used` of the usual tools includes pinned memory here"
     )
@@ -154,7 +156,7 @@ class Data(Section):
     train_batch_size: PositiveInt = Field(description="prompts of one step")
     max_prompt_length: PositiveInt
     max_response_length: PositiveInt
-    seed: Annotated[Whole, Field(ge=0, le=2**32 - 1)] = Field(
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1), WHOLE] = Field(
         description="order of the data; fixed, so that a resumed run sees the order it would have seen"
     )
 
@@ -208,14 +210,13 @@ class Schedule(Section):
 
     steps: PositiveInt = Field(description="steps of the whole run")
     segment_steps: PositiveInt = Field(description="steps one Slurm job advances the run by")
-    save_freq: Annotated[Whole, AfterValidator(_saves)] = Field(
+    save_freq: Annotated[int, AfterValidator(_saves), WHOLE] = Field(
         description="steps between checkpoints; the last step of a segment is always saved"
     )
     time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
         description="Slurm time limit of one segment, in Slurm's own notation"
     )
     nodes: Nodes = Field(description="nodes of the run")
-    nodes_multiple_of: PositiveInt = Field(default=1, description="legal node counts are multiples of this")
 
 
 class Ray(Section):
@@ -252,7 +253,7 @@ class RolloutParallel(Section):
 
     data_parallel_size: PositiveInt = 1
     expert_parallel_size: PositiveInt | None = Field(default=None, description="1 or TP x DP; null: TP x DP")
-    gpu_memory_utilization: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), NUMBER] = 0.5
     max_num_batched_tokens: PositiveInt = Field(default=8192, description="sets the peak of vLLM's profiling run")
 
 
@@ -321,8 +322,8 @@ Logger = Literal[
 class Settings(Section):
     """One resolved profile."""
 
-    profile: str
-    description: str
+    profile: str = Field(description="its name: the table's, and the hardware's")
+    description: str = Field(default="", description="empty: said from recipe, model, nodes and hardware")
     hardware: Hardware
     model: Model
     recipe: Recipe

@@ -1,7 +1,7 @@
 """Sections of settings: pydantic models that are immutable and closed, and their errors in one line.
 
     class Schedule(Section):
-        steps: Annotated[Whole, Field(ge=1, le=1000, description="steps of the whole run")]
+        steps: Annotated[int, Field(ge=1, le=1000, description="steps of the whole run"), WHOLE]
 
 Importing this costs as much as the rest of a short command, so it is imported where settings are read and not before.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import Self
 
@@ -40,8 +40,9 @@ def _number_in_text(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
 
 
-Whole = Annotated[int, BeforeValidator(_no_flag_or_fraction)]
-Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
+# Marks of numbers, to stand after their bounds: before them they would hide these from the JSON Schema.
+WHOLE = BeforeValidator(_no_flag_or_fraction)
+NUMBER = BeforeValidator(_no_flag)
 # Mark of a Literal of numbers.
 NUMBER_IN_TEXT = BeforeValidator(_number_in_text)
 
@@ -49,7 +50,7 @@ NUMBER_IN_TEXT = BeforeValidator(_number_in_text)
 class Section(BaseModel):
     """Immutable, and closed to keys it does not know. Every value is checked, defaults too."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, defer_build=True, allow_inf_nan=False)
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """What is wrong with the values together: key and message. Called when each by itself is right."""

@@ -66,7 +66,7 @@ def node_unit(settings: Settings) -> int:
         actor.pipeline_parallel_size * actor.expert_parallel_size,
         1 if is_sft(settings) else replica_gpus(settings),
     )
-    return math.lcm(math.lcm(gpus, per_node) // per_node, settings.schedule.nodes_multiple_of)
+    return math.lcm(gpus, per_node) // per_node
 
 
 def nodes(case: Case) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv4kit import hints, yaml_text
+from dsv4kit.config.frozen import frozen_settings
 from dsv4kit.config.loading import load_settings, load_yaml, names
 from dsv4kit.config.paths import HERE
 from dsv4kit.config.schema import Hardware, Settings
@@ -50,7 +51,7 @@ def _proves(run: Path, settings: Settings, site: Site) -> bool:
         same = (
             there["model"]["name"] in _proxies()
             and there["recipe"]["name"] == settings.recipe.name
-            and _family(Hardware.model_validate(there["hardware"])) == _family(settings.hardware)
+            and _family(frozen_settings(there).hardware) == _family(settings.hardware)
             and at["name"] == site.name
             and at["container"]["image"] == site.container.image
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from dsv4kit.checkpoint import inspection
+from dsv4kit.config.frozen import frozen_settings
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
@@ -53,7 +54,7 @@ class Resumption:
 
     def _submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
         frozen = self.run.frozen()
-        settings = Settings.model_validate(frozen["settings"])
+        settings = frozen_settings(frozen["settings"])
         total = self.steps or settings.schedule.steps
         start = self._start(settings, total)
         settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})

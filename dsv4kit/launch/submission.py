@@ -23,6 +23,7 @@ from dsv4kit.config.paths import ROOT
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.feasibility import data_checks, trainer_rules
+from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.image import fit
 from dsv4kit.launch import ownership, site_files
@@ -40,6 +41,7 @@ from dsv4kit.verl_keys.features import features_of
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft
 
 if TYPE_CHECKING:
+    from dsv4kit.plan.core import Plan
     from dsv4kit.plan.verdict import Verdict
 
 _GIB = 2**30
@@ -70,12 +72,16 @@ class Submission:
         return math.ceil(schedule.steps / schedule.segment_steps)
 
     @functools.cached_property
-    def verdict(self) -> Verdict | None:
-        """What the planner says; None for a model without geometry."""
+    def plan(self) -> Plan | None:
+        """What the planner counts; None for a model without geometry."""
         from dsv4kit.plan.of_settings import plan_of
 
-        plan = plan_of(self.resolved.settings, self.site.name, asks_for_segment(self.site))
-        return plan and plan.verdict
+        return plan_of(self.resolved.settings, self.site.name, asks_for_segment(self.site))
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the planner says; None for a model without geometry."""
+        return self.plan and self.plan.verdict
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
@@ -196,7 +202,7 @@ class Submission:
                 ready_deadline_s=settings.ray.ready_deadline_s,
             ),
             limits=Limits(
-                min_memory_bytes=int(settings.hardware.min_memory_gib * _GIB),
+                min_memory_bytes=int(needed_gib(settings, self.plan) * _GIB),
                 min_shm_bytes=int(settings.hardware.min_shm_gib * _GIB),
                 stall_s=settings.watch.stall_s,
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,

@@ -6,7 +6,8 @@ import pytest
 
 from dsv4kit.config import loading, time_limit
 from dsv4kit.config.cache import cache_dir
-from dsv4kit.config.loading import HERE, Override, load_settings, load_site, load_yaml, names
+from dsv4kit.config.frozen import frozen_settings
+from dsv4kit.config.loading import Override, load_settings, load_site, names
 from dsv4kit.config.tree import merge
 from dsv4kit.config.values import parse_value, split_pair, split_words
 from dsv4kit.errors import UserError
@@ -20,8 +21,7 @@ def refused(*overrides: Override, hardware: str = "cpu", model: str = "tiny", re
 
 
 def test_every_profile_resolves() -> None:
-    for name in names("profiles"):
-        combination = load_yaml(HERE / "profiles" / f"{name}.yaml")["for"]
+    for name, combination in loading.combinations().items():
         resolved = load_settings(combination["hardware"], combination["model"], combination["recipe"])
         assert resolved.settings.profile == name
 
@@ -41,7 +41,7 @@ def test_an_override_wins_and_is_named_as_the_source() -> None:
     resolved = load_settings("cpu", "tiny", "grpo", [Override("schedule.steps", "16", "STEPS=16")])
     assert resolved.settings.schedule.steps == 16
     assert resolved.sources["schedule.steps"] == "STEPS=16"
-    assert resolved.sources["schedule.nodes"] == "dsv4kit/config/profiles/grpo-tiny-cpu.yaml"
+    assert resolved.sources["schedule.nodes"] == "dsv4kit/config/profiles/grpo-tiny.yaml"
 
 
 def test_a_verl_key_keeps_its_dots() -> None:
@@ -135,15 +135,45 @@ def test_a_damaged_hardware_file_is_one_line(
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["x: 1", "for: 3", "for: {hardware: cpu, model: tiny}", "for: {hardware: [cpu]}"])
-def test_a_profile_that_does_not_say_what_it_is_for_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x: 1", "for=None: names of model and recipe"),
+        ("for: 3", "for=3: names of model and recipe"),
+        ("for: {model: tiny}", "for={'model': 'tiny'}: names"),
+        ("for: {model: [tiny], recipe: grpo}", "for="),
+        ("for: {model: tiny, recipe: grpo}", "hardware=None: a table is needed"),
+        ("{for: {model: tiny, recipe: grpo}, hardware: [cpu]}", "hardware=['cpu']: a table is needed"),
+        ("{for: {model: tiny, recipe: grpo}, hardware: {cpu: 5}}", "hardware={'cpu': 5}: a table is needed"),
+        (
+            "{for: {model: tiny, recipe: grpo}, hardware: {cqu: {}}}",
+            "hardware.cqu: no such hardware; known: cpu (did you mean 'cpu'?)",
+        ),
+    ],
+)
+def test_a_damaged_table_of_profiles_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    (tmp_path / "profiles").mkdir()
+    for kind in ("hardware", "profiles"):
+        (tmp_path / kind).mkdir()
+    (tmp_path / "hardware" / "cpu.yaml").write_text("")
     (tmp_path / "profiles" / "x.yaml").write_text(text)
     monkeypatch.setattr(loading, "HERE", tmp_path)
-    with pytest.raises(UserError, match=r"x\.yaml: for="):
+    with pytest.raises(UserError) as error:
         loading.combinations()
+    assert str(error.value).startswith(f"{tmp_path}/profiles/x.yaml: {message}")
+
+
+def test_settings_of_an_earlier_kit_are_read_without_those_that_are_gone() -> None:
+    now = load_settings("h100", "dsv4-pro", "grpo").settings
+    tree = now.model_dump()
+    tree["hardware"] |= {"cores_per_node": 96, "scratch_gb": None}
+    tree["schedule"]["nodes_multiple_of"] = 1
+    assert frozen_settings(tree) == now
+    tree["schedule"]["stepz"] = 1
+    for damaged in (tree, {}, None, {"hardware": 3}):
+        with pytest.raises(ValueError, match=r"not the settings of a run|validation error"):
+            frozen_settings(damaged)
 
 
 @pytest.mark.parametrize("bases", ["5", "[5]", "{a: b}", "tiny"])
@@ -151,7 +181,7 @@ def test_bases_that_are_no_names_are_one_line(tmp_path: Path, monkeypatch: pytes
     for kind in ("hardware", "models", "recipes", "profiles"):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "x.yaml").write_text(f"bases: {bases}\n")
-    (tmp_path / "profiles" / "x.yaml").write_text("for: {hardware: x, model: x, recipe: x}")
+    (tmp_path / "profiles" / "x.yaml").write_text("{for: {model: x, recipe: x}, hardware: {x: {}}}")
     monkeypatch.setattr(loading, "HERE", tmp_path)
     with pytest.raises(UserError, match=r"x\.yaml: bases=.*: a list of names"):
         load_settings("x", "x", "x")

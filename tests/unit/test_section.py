@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
-from dsv4kit.config.section import NUMBER_IN_TEXT, Number, Problem, Section, Whole
+from dsv4kit.config.section import NUMBER, NUMBER_IN_TEXT, WHOLE, Problem, Section
 from dsv4kit.config.section import problem as most_telling
 
 
@@ -25,17 +25,17 @@ def _upper(value: str) -> str:
 
 
 class Inner(Section):
-    number: Annotated[Whole, Field(ge=1, le=10)]
+    number: Annotated[int, Field(ge=1, le=10), WHOLE]
     name: str | None = None
 
 
 class Outer(Section):
     inner: Inner
-    share: Annotated[Number, Field(gt=0, le=1)] = 0.5
+    share: Annotated[float, Field(gt=0, le=1), NUMBER] = 0.5
     flag: bool = Field(default=False, description="a flag")
     word: Literal["one", "two"] = "one"
     count: Annotated[Literal[2, 4], NUMBER_IN_TEXT] = 2
-    items: list[Annotated[Whole, AfterValidator(_even)]] = Field(default=[2])
+    items: list[Annotated[int, AfterValidator(_even), WHOLE]] = Field(default=[2])
     lower: Annotated[str, BeforeValidator(lambda value: value.lower()), AfterValidator(lambda v: v.strip())] = "X "
     table: dict[Annotated[str, AfterValidator(_upper)], Any] = Field(default={})
 

@@ -226,7 +226,7 @@ class Ray(Section):
     ready_deadline_s: PositiveInt = Field(description="all nodes must have joined by then, or the segment ends")
 
 
-class Watch(Section):
+class WatchLimits(Section):
     """When a segment is ended from the outside."""
 
     stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
@@ -282,7 +282,7 @@ class Optimizer(Section):
     optimizer_offload: bool = Field(default=False, description="verl moves optimizer state to the host between phases")
 
 
-class Engine(Section):
+class VerlEngine(Section):
     """Which of verl's engines trains, and the verl it is found in."""
 
     backend: Literal["fsdp", "megatron"] = Field(default="fsdp", description="verl's model_engine")
@@ -333,10 +333,10 @@ class Settings(Section):
     checkpoint: Checkpoint
     schedule: Schedule
     ray: Ray
-    watch: Watch
+    watch: WatchLimits
     parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
     optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
-    engine: Engine = Field(default=Engine(), description="what trains")
+    engine: VerlEngine = Field(default=VerlEngine(), description="what trains")
     kernels: Kernels = Field(default=Kernels(), description="which kernels it trains and generates with")
     loggers: list[Logger] = Field(
         default=["console", "file"],

@@ -35,13 +35,13 @@ class Container(Section):
             yield "image", f"runtime {self.runtime} needs an image"
 
 
-class Network(Section):
+class SiteNetwork(Section):
     """Which network the nodes talk over."""
 
     interface: str | None = Field(description="its address is given to Ray; null takes the address of the host name")
 
 
-class Slurm(Section):
+class SlurmOptions(Section):
     """What sbatch is told on this site."""
 
     version: Annotated[str | None, AfterValidator(site_values.version)] = Field(
@@ -77,9 +77,9 @@ class Site(Section):
 
     name: str
     description: str
-    slurm: Slurm
+    slurm: SlurmOptions
     container: Container
-    network: Network
+    network: SiteNetwork
     python: str | None = Field(
         description="Python of the trainer's environment, in the container if there is one; null: the sandbox's own"
         " runtime"

@@ -19,12 +19,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submits the remaining steps as further segments."""
     from dsv4kit.cli.runs import chosen_name, open_run
+    from dsv4kit.cli.submit import overrides_of
+    from dsv4kit.launch import site_choice
+    from dsv4kit.launch.changes import Asked
     from dsv4kit.launch.resume import Resumption
 
     run_dir, slurm = open_run(chosen_name(args))
     steps = _number("STEPS", args.steps, least=1)
     from_step = _number("FROM_STEP", args.from_step, least=0)
-    links = Resumption(run_dir, slurm, steps, from_step).submit(lambda line: print(line, flush=True))
+    if args.kit not in (None, "new"):
+        raise UserError(f"KIT={args.kit!r}: `new` is the only other kit than the run's own")
+    asked = Asked(
+        overrides_of(args),
+        args.site,
+        args.image,
+        {name: getattr(args, name.lower()) for name in site_choice.QUEUE},
+        new_kit=args.kit == "new",
+    )
+    links = Resumption(run_dir, slurm, steps, from_step, asked).submit(lambda line: print(line, flush=True))
     if args.follow if args.follow is not None else run_dir.frozen()["site"]["follow"]:
         from dsv4kit.cli.follow import follow
 

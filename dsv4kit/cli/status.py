@@ -44,9 +44,14 @@ def table(state: RunState) -> str:
     ]
     last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
     head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{last}"
-    notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in segment.evidence]
+    notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in _notes(segment)]
     reason = [state.reason] if state.reason else []
     return "\n".join([head, state.directory, *reason, *what_next(state), "", *aligned(rows), *notes])
+
+
+def _notes(segment: SegmentState) -> list[str]:
+    changed = [f"changed: {key}: {old} -> {new}" for key, (old, new) in segment.changes.items()]
+    return [*changed, *segment.evidence]
 
 
 def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
     from dsv4kit.config.loading import Override
-    from dsv4kit.config.site import Site
     from dsv4kit.launch.submission import Submission
 
 
@@ -104,6 +103,7 @@ def _suggest_proxy(submission: Submission, args: argparse.Namespace) -> None:
 def request(args: argparse.Namespace) -> Submission:
     """What the options ask for, before anything is looked at outside of the configuration."""
     from dsv4kit.config.loading import load_settings, load_site
+    from dsv4kit.launch import site_choice
     from dsv4kit.launch.run_dir import RunDir, checked_name, runs_root
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.submission import Submission
@@ -111,41 +111,14 @@ def request(args: argparse.Namespace) -> Submission:
     chosen = _selection(args)
     site = load_site(chosen["site"])
     if args.image:
-        site = _in_image(site, args.image)
-    overrides = [*_of_image(site), *overrides_of(args)]
+        site = site_choice.in_image(site, args.image)
+    site = site_choice.queued(site, {name: getattr(args, name.lower()) for name in site_choice.QUEUE})
+    overrides = [*site_choice.of_image(site), *overrides_of(args)]
     resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides)
     name = checked_name(args.run if args.run is not None else _new_name(resolved.settings.profile))
     return Submission(
         resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
     )
-
-
-def _in_image(site: Site, image: str) -> Site:
-    """The site with the image the user names; a relative path is from here."""
-    import os
-
-    from dsv4kit.config import site_values
-    from dsv4kit.launch.site_files import image_problems
-
-    try:
-        entered = site.in_image(str(site_values.image(os.path.abspath(image))))
-    except ValueError as error:
-        raise UserError(f"IMAGE={image!r}: {error}") from None
-    for problem in image_problems(os.path.abspath(image), "IMAGE"):
-        raise UserError(problem)
-    return entered
-
-
-def _of_image(site: Site) -> list[Override]:
-    """What the image decides: which verl it is that is told something."""
-    from dsv4kit.config.loading import Override
-
-    if site.container.image is None:
-        return []
-    from dsv4kit.image import fit
-
-    verl = fit.verl_of(site.container.image)
-    return [] if verl is None else [Override("engine.verl", verl, "the image's manifest")]
 
 
 def overrides_of(args: argparse.Namespace) -> list[Override]:

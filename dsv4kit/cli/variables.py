@@ -83,15 +83,22 @@ BUILD_VARIABLES = (
     TORCH_INDEX,
 )
 SET_OF_BUILD = Variable("SET", "any other variable of the Dockerfile, NAME=VALUE", many=True)
+QUEUE = (
+    Variable("PARTITION", "partition, in place of the site's"),
+    Variable("QOS", "quality of service, in place of the site's"),
+    Variable("ACCOUNT", "account, in place of the site's"),
+    Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
+)
+KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
-    "submit": (*SELECTION, IMAGE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
-    "doctor": (*SELECTION, IMAGE, *SETTINGS, *FREE, TORCH_INDEX),
+    "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
+    "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
-    "resume": (RUN, SETTINGS[1], FROM_STEP, FOLLOW),
+    "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
     "cancel": (RUN,),

@@ -52,6 +52,9 @@ class SlurmOptions(Section):
     account: SlurmName | None = None
     qos: SlurmName | None = None
     reservation: SlurmName | None = None
+    exclude: Annotated[str | None, AfterValidator(site_values.nodes)] = Field(
+        default=None, description="nodes no job of a run may have, as sbatch's --exclude takes them: node[3-5],node9"
+    )
     gpu_option: Literal["gpus-per-node", "gres", "none"] = Field(description="how GPUs are asked for here")
     cpus_per_task: PositiveInt | None = Field(
         default=None, description="CPUs asked for on a node; null: the hardware's cpus_per_node"

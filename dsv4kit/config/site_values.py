@@ -98,6 +98,13 @@ def slurm_name(value: str) -> str:
     return value
 
 
+def nodes(value: str | None) -> str | None:
+    """A list of nodes in Slurm's notation."""
+    if value is not None and not re.fullmatch(r"[\w.,-]+(\[[\d,-]+\][\w.,-]*)*", value):
+        raise ValueError("not a list of nodes as Slurm writes it; node[3-5],node9 is one")
+    return value
+
+
 def option(value: str) -> str:
     """A whole sbatch option, as it is written after `#SBATCH`."""
     if not value.startswith("-"):

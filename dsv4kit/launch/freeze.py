@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -35,6 +38,22 @@ def freeze(destination: Path) -> None:
             _copy(source.parent, destination / name)
         else:
             shutil.copy2(source, destination)
+
+
+def renew(kit: Path, back: contextlib.ExitStack) -> None:
+    """Puts this clone's node runtime in the place of the run's, which stays beside it; `back` undoes it."""
+    made = kit.with_name(f".{kit.name}.{os.getpid()}")
+    number = next(number for number in itertools.count(1) if not kit.with_name(f"{kit.name}.{number}").exists())
+    old = kit.with_name(f"{kit.name}.{number}")
+    try:
+        freeze(made)
+        kit.rename(old)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    back.callback(old.rename, kit)
+    back.callback(shutil.rmtree, kit, ignore_errors=True)
+    made.rename(kit)
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dsv4kit.checkpoint import inspection
 from dsv4kit.config.frozen import frozen_settings
+from dsv4kit.config.loading import Resolved
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.launch import ownership
+from dsv4kit.feasibility import trainer_rules
+from dsv4kit.launch import changes, ownership, site_files
 from dsv4kit.launch.chain import submit_segments
-from dsv4kit.launch.executor import SegmentExecutor
-from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.changes import Asked
+from dsv4kit.launch.freeze import renew
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
-from dsv4kit.launch.submission import make_executor
+from dsv4kit.launch.submission import Submission, commit
 from dsv4kit.run.files import write_json, write_text
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 
@@ -37,6 +41,7 @@ class Resumption:
     slurm: Slurm
     steps: int | None = None
     from_step: int | None = None
+    asked: Asked = field(default_factory=Asked)
 
     def submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
         """Submits as many segments as the remaining steps take. Of two resumes at once one is refused."""
@@ -54,38 +59,60 @@ class Resumption:
 
     def _submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
         frozen = self.run.frozen()
-        settings = frozen_settings(frozen["settings"])
+        old_site = Site.model_validate(frozen["site"])
+        site = self.asked.of_site(old_site)
+        resolved, found = self.asked.of_settings(frozen, site, self.run.name)
+        found |= {f"site.{key}": values for key, values in changes.diff(old_site, site).items()}
+        settings = resolved.settings
         total = self.steps or settings.schedule.steps
         start = self._start(settings, total)
-        settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
-        site = Site.model_validate(frozen["site"])
         old_spec = self.run.node_spec()
         checkpoints = Path(old_spec["checkpoint_dir"])
         ownership.check(checkpoints, self.run, f"RUN={self.run.name}: checkpoint.directory")
+        settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
+        python = (site.python if site != old_site else None) or frozen["python"]
+        before = Submission(
+            Resolved(frozen_settings(frozen["settings"]), frozen.get("sources") or {}),
+            old_site,
+            self.run,
+            self.slurm,
+            frozen["python"],
+        )
+        after = dataclasses.replace(before, resolved=Resolved(settings, resolved.sources), site=site, python=python)
+        spec = old_spec
+        if found.keys() - {"schedule.steps"} or self.asked.new_kit:
+            for problem in (*trainer_rules.broken(settings, resolved.sources), *site_files.problems(site)):
+                raise UserError(problem)
+            spec = changes.told(old_spec, before.node_spec().as_dict(), made := after.node_spec().as_dict())
+            if self.asked.new_kit:  # it wants every key it knows, and no other
+                spec = {key: spec.get(key, value) for key, value in made.items()}
         ownership.claim(checkpoints, self.run)
         count = math.ceil((total - start) / settings.schedule.segment_steps)
         first = max((link.segment for link in self.run.chain()), default=0) + 1
         with contextlib.suppress(BrokenPipeError):  # nobody listens, which is no reason not to go on
             progress(f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}")
+            for key, (old, new) in found.items():
+                progress(f"changed: {key}: {old} -> {new}")
 
-        def executor(segment: int, after: str | None) -> SegmentExecutor:
-            return make_executor(SegmentScript(settings, site, self.run, segment), frozen["python"], self.slurm, after)
-
-        write_json(self.run.path / "node.json", old_spec | {"total_steps": total})
         request: dict[str, object] = {"from_step": self.from_step, "allow_restart": self.from_step == 0}
-        try:
+        with contextlib.ExitStack() as back:
+            if self.asked.new_kit:
+                renew(self.run.kit, back)
+            back.callback(write_json, self.run.path / "node.json", old_spec)
+            write_json(self.run.path / "node.json", spec | {"total_steps": total})
             links = submit_segments(
                 self.run,
                 range(first, first + count),
-                executor,
+                after.executor,
                 progress,
                 self.slurm,
                 request=request if self.from_step is not None else None,
             )
-        except BaseException:
-            write_json(self.run.path / "node.json", old_spec)
-            raise
-        frozen["settings"] = settings.model_dump()
+            back.pop_all()
+        if found or self.asked.new_kit:
+            write_json(self.run.segment(first) / changes.FILE, {**found, **_kits(frozen, self.asked.new_kit)})
+        frozen |= {"settings": settings.model_dump(), "site": site.model_dump(), "python": python}
+        frozen["sources"] = dict(resolved.sources)
         write_text(self.run.path / "run.yaml", yaml.safe_dump(frozen, sort_keys=False, allow_unicode=True))
         return links
 
@@ -113,6 +140,11 @@ class Resumption:
         if start >= total:
             raise UserError(f"STEPS={total}: step {start} is saved already; a larger number goes on from there")
         return start
+
+
+def _kits(frozen: Mapping[str, Any], new: bool) -> dict[str, tuple[str, str]]:
+    """The change of the kit's code, by the commits it has."""
+    return {"kit": (str(frozen.get("versions", {}).get("commit")), commit())} if new else {}
 
 
 def _over(segments: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
+from dsv4kit.launch import changes
 from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.node.resume import REQUEST
@@ -26,7 +27,8 @@ _ATTEMPT = re.compile(r"attempt-\d+")
 class SegmentState:
     """One segment. Steps are absolute; `end_step` is what is saved; `seconds` tells where the time went, by phase.
 
-    `phase` and `phase_s` are what a running one does now, and for how long.
+    `changes`: settings that it has otherwise than the segment before, each with what it was and is. `phase` and
+    `phase_s` are what a running one does now, and for how long.
     """
 
     segment: int
@@ -43,6 +45,7 @@ class SegmentState:
     end: str | None
     loss: float | None = None
     evidence: list[str] = field(default_factory=list)
+    changes: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     phase: str | None = None
     phase_s: float | None = None
@@ -149,6 +152,7 @@ def _segment(run: RunDir, link: ChainLink, job: JobState | None) -> SegmentState
         end=done.end if done else None,
         loss=last.data.get(metrics.SFT_LOSS) if last else None,
         evidence=done.evidence if done else [],
+        changes=changed if isinstance(changed := read_json(run.segment(link.segment) / changes.FILE), dict) else {},
         seconds=_seconds(marks, done),
         phase=phase,
         phase_s=round(max(0.0, time.time() - since), 1) if phase else None,

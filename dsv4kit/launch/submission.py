@@ -230,7 +230,7 @@ class Submission:
             "forced": self.forced,
             "versions": {
                 "dsv4kit": dsv4kit.__version__,
-                "commit": _commit(),
+                "commit": commit(),
                 "verl configuration": importlib.metadata.version("verl"),
                 "submitit": importlib.metadata.version("submitit"),
             },
@@ -317,7 +317,7 @@ def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> N
         raise UserError(f"{source}: {path!r} is no model in Hugging Face form, which has a config.json")
 
 
-def _commit() -> str:
+def commit() -> str:
     """State of the kit's clone: commit, and whether it was changed since."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

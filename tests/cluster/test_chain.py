@@ -14,6 +14,7 @@ from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import doctor
 from dsv4kit.launch.cancel import cancel_run
+from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
@@ -232,3 +233,19 @@ def test_no_variable_of_slurms_clients_changes_what_a_verb_does(
         monkeypatch.setenv(name, _HOSTILE.get(name, "else"))
     assert cancel_run(run, Slurm(cluster.sandbox.client_env)) == (3, {})
     assert cluster.slurm.live(run.job_name) == {}
+
+
+def test_a_resume_with_other_settings_and_the_new_kit_goes_on_where_the_run_was(cluster: Cluster) -> None:
+    run = cluster.submit_sft("changed", ("schedule.steps", 2))
+    cluster.wait(run)
+    (run.kit / "dsv4kit" / "node" / "agent.py").write_text("raise SystemExit('an older kit')")
+    node = cluster.nodes_of(run.chain()[0].job_id)
+    overrides = [Override("schedule.time", "0:07:00", "TIME=0:07:00"), Override("schedule.save_freq", 2, "SAVE_FREQ=2")]
+    asked = Asked(overrides, queue={"PARTITION": "main", "EXCLUDE": node}, new_kit=True)
+    links = Resumption(run, cluster.slurm, steps=4, asked=asked).submit(print)
+    state = cluster.wait(run)
+    assert (state.verdict, steps(state)) == ("finished", [(0, 2), (2, 4)])
+    assert not (run.path / "checkpoints" / "global_step_3").exists()
+    assert cluster.shown(links[0].job_id, "TimeLimit") == "00:07:00"
+    assert cluster.nodes_of(links[0].job_id) != node
+    assert state.segments[-1].changes["site.slurm.exclude"] == [None, node]

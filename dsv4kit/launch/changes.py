@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsv4kit import hints
 from dsv4kit.config.frozen import frozen_settings
 from dsv4kit.config.loading import Override, Resolved, load_site, validate
 from dsv4kit.config.schema import Settings
@@ -77,7 +76,7 @@ class Asked:
             site = site_choice.in_image(site, self.image)
         return site_choice.queued(site, self.queue)
 
-    def of_settings(self, frozen: Mapping[str, Any], site: Site, run: str) -> tuple[Resolved, Diff]:
+    def of_settings(self, frozen: Mapping[str, Any], site: Site) -> tuple[Resolved, Diff]:
         """The settings of the next segments, and what is new in them. Refuses what a resume must not change."""
         before = frozen_settings(frozen["settings"])
         tree, sources = before.model_dump(), dict(frozen.get("sources") or {})
@@ -88,7 +87,7 @@ class Asked:
         found = diff(before, after)
         for key in found:
             if reason := _refusal(key, after):
-                raise UserError(f"{sources.get(key, key)}: {reason.format(branch=hints.command('submit', FROM=run))}")
+                raise UserError(f"{sources.get(key, key)}: {reason}")
         return Resolved(after, sources), found
 
 
@@ -99,12 +98,11 @@ def diff(before: Settings | Site, after: Settings | Site) -> Diff:
 
 
 def _refusal(key: str, settings: Settings) -> str | None:
-    """Why a resume must not change the key; None where it may. `{branch}` stands for a command."""
+    """Why a resume must not change the key; None where it may."""
     if _among(key, _FREE):
         return None
     if key in _OTHER_DIGITS:
-        why = "the run is deterministic, and this changes the last digits" if settings.deterministic else None
-        return why and f"{why}; `{{branch}}` begins another run at its checkpoint"
+        return "the run is deterministic, and this changes the last digits" if settings.deterministic else None
     if key in _OPTIMIZER_STATE:
         if "optimizer" not in settings.checkpoint.contents:
             return None
@@ -113,7 +111,7 @@ def _refusal(key: str, settings: Settings) -> str | None:
         if settings.engine.backend == "fsdp":
             return "FSDP's checkpoints have one file per process and load only into as many as saved them"
         return "Megatron's checkpoints of this form (dp_reshardable) load only into the layout that saved them"
-    return "a resume changes nothing of what is learned; `{branch}` begins another run at its checkpoint"
+    return "a resume changes nothing of what is learned"
 
 
 def _among(key: str, names: Iterable[str]) -> bool:

@@ -61,7 +61,7 @@ class Resumption:
         frozen = self.run.frozen()
         old_site = Site.model_validate(frozen["site"])
         site = self.asked.of_site(old_site)
-        resolved, found = self.asked.of_settings(frozen, site, self.run.name)
+        resolved, found = self.asked.of_settings(frozen, site)
         found |= {f"site.{key}": values for key, values in changes.diff(old_site, site).items()}
         settings = resolved.settings
         total = self.steps or settings.schedule.steps

@@ -503,7 +503,7 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
             ["--nodes=1"],
             "NODES=1: FSDP's checkpoints have one file per process and load only",
         ),
-        (["--train-file=/x.parquet"], "TRAIN_FILE=/x.parquet: a resume changes nothing of what is learned; `"),
+        (["--train-file=/x.parquet"], "TRAIN_FILE=/x.parquet: a resume changes nothing of what is learned"),
         (["--set=data.train_batch_size=8"], "SET data.train_batch_size: a resume changes nothing of what is learned"),
         (["--set=optimizer.cpu_offload=true"], "the run's checkpoints hold the optimizer's state"),
         (["--verl=trainer.seed=2"], "VERL trainer.seed: a resume changes nothing of what is learned"),

@@ -16,7 +16,7 @@ from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.image import render as dockerfiles
 from dsv4kit.image import stack
 from dsv4kit.launch.render import SegmentScript, environment
-from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.run.directory import RunDir
 from dsv4kit.verl_keys import compose, overrides
 
 KIT = Path(sys.executable).with_name("dsv4kit")

@@ -36,14 +36,16 @@ from dsv4kit.checkpoint.shard_files import (
     show,
     walk_sizes,
 )
-from dsv4kit.checkpoint.tracker import Tracker, read_tracker_state, write_atomically
+from dsv4kit.checkpoint.tracker import Tracker, read_tracker_state
+from dsv4kit.run.files import is_version_of, replacement
 
 SIZES_NAME = "dsv4kit.sizes.json"
 MANIFEST_NAME = "ckpt_contents.json"
 CONTENTS = ("model", "optimizer", "extra", "hf_model")
 """What verl's `checkpoint.save_contents` and `load_contents` may name."""
 
-_STEP_NAME = re.compile(r"global_step_(0|[1-9][0-9]{0,17})")
+_STEP_PREFIX = "global_step_"
+_STEP_NAME = re.compile(_STEP_PREFIX + r"(0|[1-9][0-9]{0,17})")
 _SHARD_NAME = re.compile(r"(model|optim|extra_state)_world_size_([0-9]{1,6})_rank_([0-9]{1,6})\.pt")
 _DATA_NAME = re.compile(r"data_([0-9]{1,5})\.pt")
 _FSDP_PREFIX = {"model": "model", "optimizer": "optim", "extra": "extra_state"}
@@ -140,6 +142,11 @@ def inspect(
         raise ValueError(f"unknown checkpoint contents {sorted(unknown)}; known: {', '.join(CONTENTS)}")
     steps = [inspect_step(path, expected_contents, data_ranks) for path in step_directories(directory)]
     return CheckpointState(directory, read_tracker_state(directory), tuple(steps))
+
+
+def step_directory(directory: Path, step: int) -> Path:
+    """Where verl puts the checkpoint of a step."""
+    return directory / f"{_STEP_PREFIX}{step}"
 
 
 def step_directories(directory: Path) -> list[Path]:
@@ -355,9 +362,10 @@ def record_sizes(
     state = inspect_step(step_dir, expected_contents, data_ranks)
     if not state.complete:
         raise CheckpointError(f"{step_dir} is not complete; its sizes are not recorded", state.findings)
-    files = {name: size for name, size in sorted(walk_sizes(step_dir).items()) if not name.startswith(SIZES_NAME)}
+    files = {name: size for name, size in sorted(walk_sizes(step_dir).items()) if not is_version_of(name, SIZES_NAME)}
     record = {"version": 1, "step": state.step, "files": files}
-    write_atomically(step_dir / SIZES_NAME, json.dumps(record, indent=0).encode())
+    with replacement(step_dir / SIZES_NAME) as temporary:  # verl may have pruned the step since: it is not made again
+        temporary.write_text(json.dumps(record, indent=0))
     return state
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from dsv4kit.checkpoint.inspection import CheckpointError, CheckpointState, Layout, StepState, inspect
 from dsv4kit.checkpoint.shard_files import show
-from dsv4kit.checkpoint.tracker import sync_directory, tracker_path, write_tracker
+from dsv4kit.checkpoint.tracker import tracker_path, write_tracker
+from dsv4kit.run.files import sync_directory
 
 LOCAL_QUARANTINE_NAME = ".quarantine"
 """Where things go that cannot be renamed into the run's quarantine: a directory inside the checkpoint directory.

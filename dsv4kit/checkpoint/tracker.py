@@ -6,11 +6,11 @@ it empty. Standard library only; used on the compute nodes.
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from dsv4kit.run.files import write_text
 
 TRACKER_NAME = "latest_checkpointed_iteration.txt"
 
@@ -50,31 +50,8 @@ def read_tracker(directory: Path) -> int | None:
     return read_tracker_state(directory).step
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace `path` so that a reader, or a crash at any moment, sees the old content or the new, never a part."""
-    temporary = path.with_name(path.name + ".dsv4kit.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames in `directory` durable, where the file system can."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
-
-
 def write_tracker(directory: Path, step: int) -> None:
     """Make the tracker name `step` (>= 1), atomically, in verl's own format (digits without a newline)."""
     if step < 1:
         raise ValueError(f"a checkpoint step is at least 1, not {step}")
-    write_atomically(tracker_path(directory), str(step).encode())
+    write_text(tracker_path(directory), str(step))

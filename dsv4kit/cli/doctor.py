@@ -12,7 +12,7 @@ from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.launch.submission import Submission
-    from dsv4kit.node.preflight import NodeReport
+    from dsv4kit.run.node_files import NodeReport
 
 _COLUMNS = ("node", "memory (GB)", "GPUs", "/dev/shm", "scratch", "IMEX", "InfiniBand", "inside", "to next", "problems")
 

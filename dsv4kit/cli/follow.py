@@ -6,12 +6,12 @@ import time
 from typing import TYPE_CHECKING
 
 from dsv4kit import hints
-from dsv4kit.run.phases import START
+from dsv4kit.run import phases
 
 if TYPE_CHECKING:
-    from dsv4kit.launch.run_dir import RunDir
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.state import RunState, SegmentState
+    from dsv4kit.run.directory import RunDir
 
 _POLL_S = 1.0
 _EXIT_STATUS = {"finished": 0}
@@ -19,12 +19,13 @@ _EXIT_STATUS = {"finished": 0}
 
 def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
     """Prints progress from the segment `first` on until the run is over. Exit status 0 when it finished, 1 when not."""
-    from dsv4kit.launch.state import read_state
+    from dsv4kit.launch.state import StateReader
 
+    reader = StateReader(run, slurm)
     seen: set[str] = set()
     try:
         while True:
-            state = read_state(run, slurm)
+            state = reader.read()
             for line in progress_lines(state, first):
                 if line not in seen:
                     seen.add(line)
@@ -37,7 +38,7 @@ def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
         print(f"\nthe run goes on; `{shows}` shows how, `{ends}` ends it")
         return 130
     print(summary(state))
-    return _EXIT_STATUS.get(state.verdict, 1)
+    return _EXIT_STATUS.get(state.state, 1)
 
 
 def progress_lines(state: RunState, first: int = 1) -> list[str]:
@@ -50,11 +51,8 @@ def progress_lines(state: RunState, first: int = 1) -> list[str]:
             where = f" on {segment.reason}" if segment.state == "RUNNING" else ""
             lines.append(f"segment {segment.segment}: started{where}" if where else "")
         if segment.phase:
-            quiet = ""
-            if segment.phase == START:
-                shows = hints.command("logs", RUN=state.run, FOLLOW=1)
-                quiet = f", which has nothing to say for some minutes (1 to 3 on the sandbox); `{shows}` shows its log"
-            lines.append(f"segment {segment.segment}: {segment.phase}{quiet}")
+            lines.append(f"segment {segment.segment}: {phase_line(segment)}{_where_to_look(state, segment)}")
+        lines += [f"segment {segment.segment}: note: {note}" for note in segment.notes]
         if segment.end_step is not None:
             lines += _steps(state, segment)
             lines.append(
@@ -63,9 +61,24 @@ def progress_lines(state: RunState, first: int = 1) -> list[str]:
             lines += [f"segment {segment.segment}:   {evidence}" for evidence in segment.evidence]
         elif segment.last_step is not None:
             lines += _steps(state, segment)
-    if state.verdict == "unknown":
+    if state.state == "unknown":
         lines.append(f"waiting for Slurm to answer: {state.reason}")
     return [line for line in lines if line]
+
+
+def phase_line(segment: SegmentState) -> str:
+    """What a running segment does now, and how long that usually takes."""
+    phase = str(segment.phase)
+    meaning = f": {phases.MEANINGS[phase]}" if phase in phases.MEANINGS else ""
+    usual = f" (usually {segment.usual_s:.0f} s)" if segment.usual_s is not None else ""
+    return f"{phase}{meaning}{usual}"
+
+
+def _where_to_look(state: RunState, segment: SegmentState) -> str:
+    """The trainer is silent for the longest part of its start, which is no sign of a fault."""
+    if segment.phase != phases.IMPORT:
+        return ""
+    return f"; `{hints.command('logs', RUN=state.run, FOLLOW=1)}` shows its log"
 
 
 def summary(state: RunState) -> str:
@@ -77,7 +90,7 @@ def summary(state: RunState) -> str:
     if values:
         first, last = sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
         gain = f"; mean {measure} {first:.3f} in the first {_count(quarter)}, {last:.3f} in the last {_count(quarter)}"
-    return f"run {state.run}: {state.verdict}, {state.reason}{gain}" + "".join(f"\n{line}" for line in what_next(state))
+    return f"run {state.run}: {state.state}, {state.reason}{gain}" + "".join(f"\n{line}" for line in what_next(state))
 
 
 def _count(steps: int) -> str:
@@ -86,7 +99,7 @@ def _count(steps: int) -> str:
 
 def what_next(state: RunState) -> list[str]:
     """The commands that show why a run is over before it is finished, and go on with it; nothing for other runs."""
-    if not state.over or state.verdict == "finished":
+    if not state.over or state.state == "finished":
         return []
     tried = [segment.segment for segment in state.segments if segment.attempts]
     why = f"`{hints.command('logs', RUN=state.run, SEGMENT=tried[-1])}` shows its log, " if tried else ""

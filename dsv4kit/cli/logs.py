@@ -15,7 +15,7 @@ from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
-    from dsv4kit.launch.run_dir import RunDir
+    from dsv4kit.run.directory import RunDir
 
 _POLL_S = 0.5
 _COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the log; with --follow what is added to it, over all segments, until the run is over."""
+    from dsv4kit.cli.follow import phase_line
     from dsv4kit.cli.runs import chosen_name, open_run
-    from dsv4kit.launch.state import read_state
+    from dsv4kit.launch.state import StateReader
 
     run_dir, slurm = open_run(chosen_name(args))
     number = _segment_number(run_dir, args.segment)
@@ -41,12 +42,21 @@ def run(args: argparse.Namespace) -> int:
         if log is None:
             raise UserError(f"segment {number} of {run_dir.name} has not started, there is no log yet")
         print(f"# {log}")
+        for segment in StateReader(run_dir, slurm).read().segments:
+            if segment.segment == number and segment.phase:
+                print(f"# now, for {segment.phase_s:.0f} s: {phase_line(segment)}")
         with log.open("rb") as file:
             _show(file)
         return 0
+    reader, phase = StateReader(run_dir, slurm), ""
     shown: dict[Path, int] = {}
     while True:
-        over = read_state(run_dir, slurm).over
+        state = reader.read()
+        over = state.over
+        for segment in state.segments:
+            if segment.phase and (line := f"# segment {segment.segment}: {phase_line(segment)}") != phase:
+                phase = line
+                print(line, flush=True)
         if log := find_log(run_dir, _segment_number(run_dir, args.segment)):
             if log not in shown:
                 print(f"# {log}", flush=True)
@@ -71,10 +81,8 @@ def _show(log: BinaryIO) -> None:
 
 def find_log(run: RunDir, segment: int) -> Path | None:
     """The log that says most about the segment: the driver's, else the batch script's."""
-    from dsv4kit.launch.state import attempts_of
-
-    drivers = [attempt / "driver.log" for attempt in attempts_of(run, segment)]
-    candidates = [*reversed(drivers), run.segment(segment) / "slurm.log"]
+    place = run.segment(segment)
+    candidates = [*(attempt.driver_log for attempt in reversed(place.attempts())), place.log]
     return next((path for path in candidates if path.is_file() and path.stat().st_size), None)
 
 

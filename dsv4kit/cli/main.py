@@ -14,6 +14,7 @@ from dsv4kit import __version__, hints
 from dsv4kit.cli import variables
 from dsv4kit.cli.arguments import Parser
 from dsv4kit.errors import UserError
+from dsv4kit.run.errors import DamagedFileError
 
 # Verb -> its line in the help. Each is a module of that name here (with _ for -), with `add_arguments` and `run`; only
 # the one that is asked for is imported.
@@ -81,6 +82,8 @@ def main() -> int:
         return run(sys.argv[1:])
     except UserError as error:
         return _say(str(error), error.exit_code)
+    except DamagedFileError as error:
+        return _say(str(error), UserError.exit_code)
     except BrokenPipeError:  # `dsv4kit logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

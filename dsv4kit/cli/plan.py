@@ -116,22 +116,22 @@ def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
 def _calibrate(run_dir: str, site: str | None) -> int:
     from pathlib import Path
 
-    from dsv4kit import yaml_text
     from dsv4kit.config.frozen import frozen_settings
     from dsv4kit.config.loading import load_site
     from dsv4kit.errors import UserError
+    from dsv4kit.launch.run_dir import read_record
     from dsv4kit.plan.fitted.calibration import calibrate
     from dsv4kit.plan.from_settings import question
+    from dsv4kit.run.directory import RunDir
 
-    path = Path(run_dir) / "run.yaml"
+    run = RunDir(Path(run_dir))
+    record = read_record(run)
+    path = run.record_file
     try:
-        frozen = yaml_text.parse(path.read_text(encoding="utf-8"))
-        settings = frozen_settings(frozen["settings"])
-        there = str(frozen["site"]["name"])
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
+        settings = frozen_settings(record["settings"])
+        there = str(record["site"]["name"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: not the run.yaml of a run of this kit") from None
+        raise UserError(f"{path}: not that of a run of this kit") from None
     if site and site.endswith((".yaml", ".yml")):
         site = load_site(site).name
     asked = question(settings)

@@ -23,6 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from dsv4kit.launch import site_choice
     from dsv4kit.launch.changes import Asked
     from dsv4kit.launch.resume import Resumption
+    from dsv4kit.launch.run_dir import read_record
 
     run_dir, slurm = open_run(chosen_name(args))
     steps = _number("STEPS", args.steps, least=1)
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         new_kit=args.kit == "new",
     )
     links = Resumption(run_dir, slurm, steps, from_step, asked).submit(lambda line: print(line, flush=True))
-    if args.follow if args.follow is not None else run_dir.frozen()["site"]["follow"]:
+    if args.follow if args.follow is not None else read_record(run_dir)["site"]["follow"]:
         from dsv4kit.cli.follow import follow
 
         return follow(run_dir, slurm, first=links[0].segment)

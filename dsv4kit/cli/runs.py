@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
-    from dsv4kit.launch.run_dir import RunDir
     from dsv4kit.launch.slurm import Slurm
+    from dsv4kit.run.directory import RunDir
 
 
 def chosen_name(args: argparse.Namespace) -> str | None:
@@ -23,11 +23,11 @@ def chosen_name(args: argparse.Namespace) -> str | None:
 
 def open_run(name: str | None) -> tuple[RunDir, Slurm]:
     """The run of that name (the newest if None), and its cluster's client commands."""
-    from dsv4kit.launch.run_dir import find_run
+    from dsv4kit.launch.run_dir import find_run, read_record
     from dsv4kit.launch.slurm import Slurm
 
     run = find_run(name)
-    return run, sandbox_slurm() if run.frozen()["site"].get("name") == "sandbox" else Slurm()
+    return run, sandbox_slurm() if read_record(run)["site"].get("name") == "sandbox" else Slurm()
 
 
 def sandbox_slurm() -> Slurm:

@@ -43,7 +43,7 @@ def table(state: RunState) -> str:
         *(_row(segment, measure) for segment in state.segments),
     ]
     last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
-    head = f"{state.run}: {state.verdict}, {state.saved_step} of {state.total_steps} steps saved{last}"
+    head = f"{state.run}: {state.state}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in _notes(segment)]
     reason = [state.reason] if state.reason else []
     return "\n".join([head, state.directory, *reason, *what_next(state), "", *aligned(rows), *notes])
@@ -51,7 +51,7 @@ def table(state: RunState) -> str:
 
 def _notes(segment: SegmentState) -> list[str]:
     changed = [f"changed: {key}: {old} -> {new}" for key, (old, new) in segment.changes.items()]
-    return [*changed, *segment.evidence]
+    return [*changed, *segment.evidence, *(f"note: {note}" for note in segment.notes)]
 
 
 def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:
@@ -71,4 +71,7 @@ def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:
 
 
 def _now(segment: SegmentState) -> list[str]:
-    return [f"now {segment.phase} {segment.phase_s:.0f}"] if segment.phase else []
+    if not segment.phase:
+        return []
+    usual = f" (usually {segment.usual_s:.0f})" if segment.usual_s is not None else ""
+    return [f"now {segment.phase} {segment.phase_s:.0f}{usual}"]

@@ -104,9 +104,10 @@ def request(args: argparse.Namespace) -> Submission:
     """What the options ask for, before anything is looked at outside of the configuration."""
     from dsv4kit.config.loading import load_settings, load_site
     from dsv4kit.launch import site_choice
-    from dsv4kit.launch.run_dir import RunDir, checked_name, runs_root
+    from dsv4kit.launch.run_dir import checked_name, runs_root
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.submission import Submission
+    from dsv4kit.run.directory import RunDir
 
     chosen = _selection(args)
     site = load_site(chosen["site"])

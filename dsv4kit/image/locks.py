@@ -18,6 +18,7 @@ from pathlib import Path
 from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError
 from dsv4kit.image.stack import NOT_ON_THE_INDEX, Stack, canonical, stacks
+from dsv4kit.run.files import write_text
 
 DIRECTORY = ROOT / "containers" / "locks"
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -142,9 +143,7 @@ def make(stack: Stack, architecture: str, uv: str) -> None:
     text = f"{head}{_INPUTS}{asked.digest}\n{resolved}"
     for problem in problems(text):
         raise UserError(f"{stack.name} for {architecture}: {problem}")
-    file = path(stack, architecture)
-    file.with_suffix(".new").write_text(text, encoding="utf-8")
-    file.with_suffix(".new").replace(file)
+    write_text(path(stack, architecture), text)
 
 
 def _lines(texts: Iterable[str]) -> str:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.run.files import write_json
+
 # Raised when a reader of older manifests would go wrong.
 FORMAT = 1
 _IMPORT_LIMIT_S = 900
@@ -186,9 +188,7 @@ def main(arguments: list[str]) -> int:
         print(f"dsv4kit: import {name}: {how}")
     if problems:
         return 1
-    written = directory / "manifest.json.new"
-    written.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    written.replace(directory / "manifest.json")
+    write_json(directory / "manifest.json", manifest)
     print(f"dsv4kit: {len(manifest['packages'])} packages, {len(manifest['profiles'])} profiles fit")
     return 0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsv4kit.image import contents
+from dsv4kit.run.files import put_in_place, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,9 @@ def put(temporary: Path, image: Path, **known: Any) -> Record:
     record = Record(sha256=sha256(temporary), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, **known)
     for old in (beside(image), image.with_name(f"{image.name}.sha256")):
         old.unlink(missing_ok=True)  # first: a record must never stand beside a file it is not about
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(image)
-    _write(beside(image), json.dumps(dataclasses.asdict(record), indent=1, ensure_ascii=False) + "\n")
-    _write(image.with_name(f"{image.name}.sha256"), f"{record.sha256}  {image.name}\n")
+    put_in_place(temporary, image)
+    write_json(beside(image), dataclasses.asdict(record))
+    write_text(image.with_name(f"{image.name}.sha256"), f"{record.sha256}  {image.name}\n")
     return record
 
 
@@ -79,9 +77,3 @@ def sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

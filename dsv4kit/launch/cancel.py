@@ -5,11 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.launch.state import attempts_of
-from dsv4kit.run.files import write_json
-from dsv4kit.run.outcome import CANCEL_MARK
+from dsv4kit.run import outcome
+from dsv4kit.run.directory import RunDir
 
 _POLL_S = 0.2
 
@@ -40,15 +38,13 @@ def cancel_run(run: RunDir, slurm: Slurm, patience_s: float = 10) -> tuple[int, 
 
 def mark_cancelled(run: RunDir) -> list[Path]:
     """Marks the segments that are not over, and the last one, by which the run is judged; the marks made."""
-    segments = sorted((int(path.name) for path in run.path.glob("segments/*") if path.name.isdecimal()), reverse=True)
+    segments = run.segments()
     made = []
-    for segment in segments:
-        attempts = attempts_of(run, segment)
-        numbers = [int(path.name.removeprefix("attempt-")) for path in attempts]
-        over = bool(attempts) and (attempts[-1] / "outcome.json").exists()
-        mark = run.segment(segment) / CANCEL_MARK
-        if (over and segment != segments[0]) or mark.exists():
+    for segment in reversed(segments):
+        attempts = segment.attempts()
+        over = bool(attempts) and attempts[-1].outcome_file.exists()
+        if (over and segment != segments[-1]) or segment.cancel_file.exists():
             continue
-        write_json(mark, {"from_attempt": numbers[-1] + over if numbers else 0})
-        made.append(mark)
+        outcome.mark_cancelled(segment, from_attempt=attempts[-1].number + over if attempts else 0)
+        made.append(segment.cancel_file)
     return made

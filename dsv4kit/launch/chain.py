@@ -9,10 +9,10 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
-from dsv4kit.launch.run_dir import ChainLink, RunDir
 from dsv4kit.launch.slurm import Slurm, error_lines
-from dsv4kit.node.resume import REQUEST
-from dsv4kit.run.files import write_json, write_text
+from dsv4kit.run.course import Request
+from dsv4kit.run.directory import ChainLink, RunDir
+from dsv4kit.run.files import write_text
 
 
 class JobsLeftError(UserError):
@@ -25,12 +25,12 @@ def submit_segments(
     executor: Callable[[int, str | None], SegmentExecutor],
     progress: Callable[[str], None],
     slurm: Slurm,
-    request: dict[str, object] | None = None,
+    request: Request | None = None,
 ) -> list[ChainLink]:
     """Submits the segments in order and records them in `chain.json` as they get their job ids.
 
     `executor` makes the executor of a segment that waits for a job id. `request` is what the first of them is asked for
-    (see node/resume.py). Whatever interrupts it (sbatch refuses one, a key is pressed), the jobs submitted so far are
+    (see run/course.py). Whatever interrupts it (sbatch refuses one, a key is pressed), the jobs submitted so far are
     cancelled and the chain is as before; JobsLeftError where that is impossible.
     """
     from dsv4kit.node.agent import run_segment  # all of the agent: nothing a dry run needs
@@ -42,9 +42,9 @@ def submit_segments(
     try:
         for segment in segments:
             prepared = executor(segment, after)
-            write_text(run.segment(segment) / "segment.sbatch", prepared.script_text())
+            write_text(run.segment(segment).script, prepared.script_text())
             if request and not links:
-                write_json(run.segment(segment) / REQUEST, request)
+                request.save(run.segment(segment))
             job = prepared.submit(run_segment, str(run.path), segment)
             slurm.confirm(str(job.job_id), run.job_name, after)
             after = str(job.job_id)

@@ -14,9 +14,6 @@ from dsv4kit.config.tree import assign, leaves
 from dsv4kit.errors import UserError
 from dsv4kit.launch import site_choice
 
-# In the directory of the first segment that has them: setting -> what it was, what it is.
-FILE = "changes.json"
-
 Diff = dict[str, tuple[Any, Any]]
 
 # Settings and groups of settings that touch neither what is learned nor what a checkpoint holds.

@@ -15,12 +15,13 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.render import SegmentScript
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import ENDED, Slurm, error_lines
 from dsv4kit.launch.submission import Submission
 from dsv4kit.node.doctor import visit
-from dsv4kit.node.preflight import NodeReport
-from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run import node_files, node_spec
+from dsv4kit.run.directory import AttemptDir, RunDir
+from dsv4kit.run.files import read_object
+from dsv4kit.run.node_files import NodeReport
 
 _POLL_S = 0.5
 # Starting a large container takes minutes, the measurement a few more at most.
@@ -37,8 +38,8 @@ class Visit:
     nodes: int
 
     @property
-    def _attempt(self) -> Path:
-        return self.run.segment(1) / "attempt-0"
+    def _attempt(self) -> AttemptDir:
+        return self.run.segment(1).attempt(0)
 
     def wait(self, progress: Callable[[str], None]) -> str:
         """Until the job is over; returns its last state. Ended early by the user, the job is cancelled."""
@@ -58,20 +59,18 @@ class Visit:
 
     def reports(self) -> list[NodeReport]:
         """What the nodes said, by name."""
-        found = [read_json(path) for path in sorted((self._attempt / "nodes").glob("*.json"))]
-        return [NodeReport(**content) for content in found if content]
+        return node_files.reports(self._attempt)
 
     def bandwidth(self) -> dict[str, Any]:
         """What was measured; empty where nothing was."""
-        return read_json(self._attempt / "bandwidth.json") or {}
+        return read_object(self._attempt.bandwidth_file)
 
     def problem(self) -> str:
         """What is wrong beyond single nodes; empty where nothing is."""
         heard = len(self.reports())
         if heard < self.nodes:
-            return f"{self.nodes - heard} of {self.nodes} nodes never reported; see {self.run.segment(1)}/slurm.log"
-        verdict = read_json(self._attempt / "doctor.json") or {"problem": "node 0 gave no verdict"}
-        return str(verdict["problem"])
+            return f"{self.nodes - heard} of {self.nodes} nodes never reported; see {self.run.segment(1).log}"
+        return str(read_object(self._attempt.doctor_file).get("problem", "node 0 gave no answer"))
 
 
 def send(submission: Submission, root: Path) -> Visit:
@@ -88,9 +87,9 @@ def send(submission: Submission, root: Path) -> Visit:
         rollout_seed=None,
     )
     freeze(run.kit)
-    write_json(run.path / "node.json", spec.as_dict())
+    node_spec.write(run, spec.as_dict())
     script = SegmentScript(settings, submission.site, run, 1)
-    executor = SegmentExecutor(run.segment(1) / "submitit", script, submission.python, submission.slurm)
+    executor = SegmentExecutor(run.segment(1).submitit, script, submission.python, submission.slurm)
     try:
         job = executor.submit(visit, str(run.path))
         submission.slurm.confirm(str(job.job_id), run.job_name, None)

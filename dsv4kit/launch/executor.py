@@ -30,7 +30,7 @@ class SegmentExecutor(submitit.SlurmExecutor):
         self._script = script
         self._slurm = slurm
         self._after = after
-        self._environment = script.run.segment(script.segment) / "job.env"
+        self._environment = script.run.segment(script.segment).job_environment
         self.update_parameters(nodes=script.settings.schedule.nodes, ntasks_per_node=1)
 
     @classmethod
@@ -80,7 +80,7 @@ class SegmentExecutor(submitit.SlurmExecutor):
         """The job's environment, for this long, in a file that only this user can read."""
         kept = self._environment
         with tempfile.TemporaryDirectory() as directory:
-            self._environment = Path(directory, "job.env")
+            self._environment = Path(directory, kept.name)
             self._write_environment(**({TOKEN: token} if token else {}))
             try:
                 yield

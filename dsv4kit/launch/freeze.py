@@ -57,4 +57,12 @@ def renew(kit: Path, back: contextlib.ExitStack) -> None:
 
 
 def _copy(source: Path, destination: Path) -> None:
-    shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", "test_*", "*.pyc"))
+    """A directory. The first file that cannot be written ends it; `shutil.copytree` would go on and list them all."""
+    destination.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.name == "__pycache__" or path.name.startswith("test_") or path.suffix == ".pyc":
+            continue
+        if path.is_dir():
+            _copy(path, destination / path.name)
+        else:
+            shutil.copy2(path, destination)

@@ -15,7 +15,7 @@ from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.config.site_values import mountable
 from dsv4kit.errors import UserError
-from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.run.directory import RunDir
 
 
 def of(settings: Settings, site: Site, run: RunDir) -> list[str]:

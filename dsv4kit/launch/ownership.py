@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dsv4kit.errors import UserError
-from dsv4kit.launch.run_dir import RunDir
-from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.directory import RunDir, runs_below
+from dsv4kit.run.files import read_json, read_object, write_json
 
 # In the directory with the checkpoints.
 OWNER = ".dsv4kit-owner.json"
@@ -56,13 +56,12 @@ def claim(directory: Path, run: RunDir) -> bool:
 
 def _runs_with(directory: Path, root: Path) -> Iterator[Path]:
     """Runs below `root` whose nodes were told this directory: those from before there were owners, too."""
-    for path in root.glob("*/node.json"):
-        spec: Any = read_json(path)
-        there = spec.get("checkpoint_dir") if isinstance(spec, dict) else None
+    for run in runs_below(root):
+        there = read_object(run.node_spec_file).get("checkpoint_dir")
         if isinstance(there, str) and (
             os.path.normpath(there) == os.path.normpath(directory) or _same(there, directory)
         ):
-            yield path.parent
+            yield run.path
 
 
 def _same(one: str | Path, other: str | Path) -> bool:

@@ -15,6 +15,7 @@ from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.run import outcome
+from dsv4kit.run.directory import RunDir, runs_below
 
 
 def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, str]) -> list[str]:
@@ -29,7 +30,7 @@ def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, s
         nodes = load_settings(settings.hardware.name, proxy, settings.recipe.name).settings.schedule.nodes
     except UserError:  # this hardware has no profile for it
         return []
-    if any(_proves(run, settings, site) for run in runs.glob("*/run.yaml")):
+    if any(_proves(run, settings, site) for run in runs_below(runs)):
         return []
     words = {"HW": settings.hardware.name, "MODEL": proxy, **given, "NODES": str(nodes)}
     command = " ".join(f"{name}={shlex.quote(value)}" for name, value in words.items())
@@ -40,10 +41,10 @@ def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, s
     ]
 
 
-def _proves(run: Path, settings: Settings, site: Site) -> bool:
+def _proves(run: RunDir, settings: Settings, site: Site) -> bool:
     """Whether that is a finished run of a proxy on the same site, kind of hardware and image, by the same recipe."""
     try:
-        text = run.read_text(encoding="utf-8")
+        text = run.record_file.read_text(encoding="utf-8")
         if not any(f"name: {name}" in text for name in _proxies()):  # most runs are told apart without reading YAML
             return False
         frozen = yaml_text.parse(text)
@@ -57,7 +58,7 @@ def _proves(run: Path, settings: Settings, site: Site) -> bool:
         )
     except (OSError, ValueError, TypeError, KeyError):  # not a run of this kit, or a damaged one
         return False
-    return same and any(past.verdict == outcome.FINISHED for past in outcome.history(run.parent))
+    return same and any(past.next == outcome.FINISHED for past in outcome.history(run))
 
 
 def _family(hardware: Hardware) -> tuple[int, str | None]:

@@ -14,9 +14,9 @@ from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.slurm import MARK
+from dsv4kit.run.directory import RunDir
 
 
 @functools.cache  # with it a template is compiled once, and not for each segment
@@ -54,7 +54,7 @@ class SegmentScript:
                 job_name=self.run.job_name,
                 segment=self.segment,
                 run_dir=str(self.run.path),
-                segment_dir=str(self.run.segment(self.segment)),
+                segment_dir=str(self.run.segment(self.segment).path),
                 kit_dir=str(self.run.kit),
                 segment_steps=settings.schedule.segment_steps,
                 total_steps=settings.schedule.steps,

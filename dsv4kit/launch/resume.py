@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dsv4kit.checkpoint import inspection
 from dsv4kit.config.frozen import frozen_settings
 from dsv4kit.config.loading import Resolved
@@ -25,11 +23,14 @@ from dsv4kit.launch import changes, ownership, site_files
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.freeze import renew
-from dsv4kit.launch.run_dir import ChainLink, RunDir
+from dsv4kit.launch.run_dir import read_record, write_record
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission, commit
-from dsv4kit.run.files import write_json, write_text
+from dsv4kit.run import node_spec
+from dsv4kit.run.course import Request
+from dsv4kit.run.directory import ChainLink, RunDir
+from dsv4kit.run.files import write_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 
 
@@ -58,7 +59,7 @@ class Resumption:
             lease.give_back()
 
     def _submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
-        frozen = self.run.frozen()
+        frozen = read_record(self.run)
         old_site = Site.model_validate(frozen["site"])
         site = self.asked.of_site(old_site)
         resolved, found = self.asked.of_settings(frozen, site)
@@ -66,7 +67,7 @@ class Resumption:
         settings = resolved.settings
         total = self.steps or settings.schedule.steps
         start = self._start(settings, total)
-        old_spec = self.run.node_spec()
+        old_spec = node_spec.read_as_dict(self.run)
         checkpoints = Path(old_spec["checkpoint_dir"])
         ownership.check(checkpoints, self.run, f"RUN={self.run.name}: checkpoint.directory")
         settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
@@ -94,35 +95,34 @@ class Resumption:
             for key, (old, new) in found.items():
                 progress(f"changed: {key}: {old} -> {new}")
 
-        request: dict[str, object] = {"from_step": self.from_step, "allow_restart": self.from_step == 0}
         with contextlib.ExitStack() as back:
             if self.asked.new_kit:
                 renew(self.run.kit, back)
-            back.callback(write_json, self.run.path / "node.json", old_spec)
-            write_json(self.run.path / "node.json", spec | {"total_steps": total})
+            back.callback(node_spec.write, self.run, old_spec)
+            node_spec.write(self.run, spec | {"total_steps": total})
             links = submit_segments(
                 self.run,
                 range(first, first + count),
                 after.executor,
                 progress,
                 self.slurm,
-                request=request if self.from_step is not None else None,
+                request=None if self.from_step is None else Request(self.from_step, self.from_step == 0),
             )
             back.pop_all()
         if found or self.asked.new_kit:
-            write_json(self.run.segment(first) / changes.FILE, {**found, **_kits(frozen, self.asked.new_kit)})
+            write_json(self.run.segment(first).changes_file, {**found, **_kits(frozen, self.asked.new_kit)})
         frozen |= {"settings": settings.model_dump(), "site": site.model_dump(), "python": python}
         frozen["sources"] = dict(resolved.sources)
-        write_text(self.run.path / "run.yaml", yaml.safe_dump(frozen, sort_keys=False, allow_unicode=True))
+        write_record(self.run, frozen)
         return links
 
     def _start(self, settings: Settings, total: int) -> int:
         """The step the first new segment begins with; refuses a run that is still going or has nothing left to do."""
         state = read_state(self.run, self.slurm)
-        if state.verdict == "unknown":
+        if state.state == "unknown":
             raise UserError(f"RUN={self.run.name}: whether it still goes on is not known: {state.reason}")
         if not state.over:
-            raise UserError(f"RUN={self.run.name}: is {state.verdict}; `make cancel RUN={self.run.name}` ends it first")
+            raise UserError(f"RUN={self.run.name}: is {state.state}; `make cancel RUN={self.run.name}` ends it first")
         if live := self.slurm.live(self.run.job_name):  # of a submission that was killed before it could note its jobs
             jobs = ", ".join(live)
             raise UserError(
@@ -130,7 +130,7 @@ class Resumption:
             )
         start = state.saved_step if self.from_step is None else self.from_step
         if self.from_step:
-            directory = Path(self.run.node_spec()["checkpoint_dir"])
+            directory = Path(node_spec.read_as_dict(self.run)["checkpoint_dir"])
             complete = [step.step for step in inspection.inspect(directory, settings.checkpoint.contents).complete]
             if self.from_step not in complete:
                 shown = ", ".join(map(str, complete)) or "none"

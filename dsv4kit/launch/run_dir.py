@@ -1,102 +1,47 @@
-"""The run directory: the whole truth about a run, on the shared file system."""
+"""Runs by name, and what they were submitted with. The format of a run's directory is in `dsv4kit/run/`."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError, nearest
-from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.directory import RunDir, run_of_job, runs_below
+from dsv4kit.run.errors import DamagedFileError
+from dsv4kit.run.files import read_object, write_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
-_JOB_NAME = re.compile(r"(.+)-[0-9a-f]{8}\Z")
 
 
-@dataclass(frozen=True)
-class ChainLink:
-    """One segment in `chain.json`."""
+def read_record(run: RunDir) -> dict[str, Any]:
+    """`run.yaml`: settings, site, versions, as they were when the run was submitted. Raises DamagedFileError.
 
-    segment: int
-    job_id: str
+    Read here and not in `dsv4kit/run/`, which has no YAML.
+    """
+    from dsv4kit import yaml_text
+
+    try:
+        content = yaml_text.parse(run.record_file.read_text(encoding="utf-8"))
+        return {**content, "site": {**content["site"]}, "settings": {**content["settings"]}}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise DamagedFileError.of(run.record_file, "what the run was submitted with") from None
 
 
-@dataclass(frozen=True)
-class RunDir:
-    """Paths of one run."""
+def write_record(run: RunDir, content: Mapping[str, Any]) -> None:
+    """Writes `run.yaml`."""
+    import yaml
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        """The run's name."""
-        return self.path.name
-
-    @property
-    def job_name(self) -> str:
-        """Slurm job name of all its segments: no other run has it, because it carries a hash of the directory.
-
-        `chain.json` has the one that the jobs have, whichever way the path was written or linked then.
-        """
-        chain: Any = read_json(self.path / "chain.json")
-        recorded = chain.get("job_name") if isinstance(chain, dict) else None
-        if isinstance(recorded, str) and _JOB_NAME.match(recorded):
-            return recorded
-        return f"{self.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
-
-    @property
-    def kit(self) -> Path:
-        """Frozen node runtime."""
-        return self.path / "kit"
-
-    def segment(self, number: int) -> Path:
-        """Directory of one segment, counted from 1."""
-        return self.path / "segments" / f"{number:04d}"
-
-    def chain(self) -> list[ChainLink]:
-        """The segments submitted so far, in order."""
-        path = self.path / "chain.json"
-        if not path.exists() and not (self.path / "segments").exists():
-            return []
-        content: Any = read_json(path)
-        try:
-            return [ChainLink(int(link["segment"]), str(link["job_id"])) for link in content["segments"]]
-        except (TypeError, KeyError, ValueError):
-            raise UserError(f"{path}: missing or damaged; it holds the job ids of the run's segments") from None
-
-    def save_chain(self, links: Sequence[ChainLink]) -> None:
-        """Writes `chain.json`."""
-        write_json(self.path / "chain.json", {"job_name": self.job_name, "segments": [vars(link) for link in links]})
-
-    def frozen(self) -> dict[str, Any]:
-        """`run.yaml`: what the run was submitted with."""
-        from dsv4kit import yaml_text
-
-        path = self.path / "run.yaml"
-        try:
-            content = yaml_text.parse(path.read_text(encoding="utf-8"))
-            return {**content, "site": {**content["site"]}, "settings": {**content["settings"]}}
-        except (OSError, ValueError, TypeError, KeyError):
-            raise UserError(f"{path}: missing or damaged; it holds what the run was submitted with") from None
-
-    def node_spec(self) -> dict[str, Any]:
-        """`node.json`, as the agents read it."""
-        path = self.path / "node.json"
-        content = read_json(path)
-        if not isinstance(content, dict) or not {"checkpoint_dir", "total_steps"} <= content.keys():
-            raise UserError(f"{path}: missing or damaged; it holds what the run's nodes are told")
-        return content
+    write_text(run.record_file, yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True))
 
 
 def name_of_job(job_name: str) -> str:
     """What a Slurm job is to people: the run that its name says it belongs to, or else the job."""
-    run = _JOB_NAME.match(job_name)
-    return f"run {run[1]}" if run else f"job {job_name}"
+    run = run_of_job(job_name)
+    return f"run {run}" if run else f"job {job_name}"
 
 
 def runs_root() -> Path:
@@ -120,25 +65,24 @@ def checked_name(name: str) -> str:
 def find_run(name: str | None) -> RunDir:
     """The run of that name; without one the newest."""
     root = runs_root()
-    runs = sorted((path for path in root.glob("*/run.yaml")), key=lambda path: path.stat().st_mtime)
+    runs = sorted(runs_below(root), key=lambda run: run.record_file.stat().st_mtime)
     if name is None:
         if not runs:
             raise UserError(f"no run in {root} yet; `make submit HW=cpu` makes one")
-        return _as_submitted(runs[-1].parent)
-    known = [path.parent.name for path in runs]
+        return _as_submitted(runs[-1])
+    known = [run.name for run in runs]
     if checked_name(name) not in known:
         shown = ", ".join(known[-8:]) or "none"
         raise UserError(f"RUN={name!r}: no such run in {root}; newest: {shown}{nearest(name, known)}")
-    return _as_submitted(root / name)
+    return _as_submitted(RunDir(root / name))
 
 
-def _as_submitted(path: Path) -> RunDir:
+def _as_submitted(run: RunDir) -> RunDir:
     """The run under the path that it was submitted with (its nodes and its job name know it by that), if that is it."""
-    spec: Any = read_json(path / "node.json")
-    recorded = spec.get("run_dir") if isinstance(spec, dict) else None
+    recorded = read_object(run.node_spec_file).get("run_dir")
     try:
-        if isinstance(recorded, str) and os.path.samefile(recorded, path):
+        if isinstance(recorded, str) and os.path.samefile(recorded, run.path):
             return RunDir(Path(recorded))
     except (OSError, ValueError):
         pass
-    return RunDir(path)
+    return run

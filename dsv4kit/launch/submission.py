@@ -31,11 +31,13 @@ from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.render import SegmentScript
-from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.run_dir import write_record
 from dsv4kit.launch.segment_option import asks_for_segment
 from dsv4kit.launch.slurm import Slurm
-from dsv4kit.run.files import write_json, write_text
-from dsv4kit.run.node_spec import Limits, NodeSpec, RayResources
+from dsv4kit.run import node_spec
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.files import temporary_name
+from dsv4kit.run.node_spec import Limits, NodeResources, NodeSpec
 from dsv4kit.verl_keys import compose, overrides, rollout
 from dsv4kit.verl_keys.features import features_of
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft
@@ -176,7 +178,7 @@ class Submission:
             total_steps=settings.schedule.steps,
             segment_steps=settings.schedule.segment_steps,
             checkpoint_dir=checkpoints,
-            quarantine_dir=str(run / "quarantine"),
+            quarantine_dir=str(self.run.quarantine),
             checkpoint_contents=list(settings.checkpoint.contents),
             module=settings.recipe.module,
             overrides=self.overrides,
@@ -195,7 +197,7 @@ class Submission:
             interface=self.site.network.interface,
             scratch_dir=self.site.scratch_dir,
             sample_interval_s=settings.watch.sample_interval_s,
-            ray=RayResources(
+            ray=NodeResources(
                 cpus=settings.hardware.cpus_per_node,
                 gpus=settings.hardware.gpus_per_node,
                 object_store_bytes=int(settings.ray.object_store_gib * _GIB),
@@ -240,37 +242,37 @@ class Submission:
         """What would be submitted: the first script, the commands of the chain, and what the agents would be told."""
         executor = self.executor(1, None)
         parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
-        parts += [f"# {self.run.segment(1)}/segment.sbatch", executor.script_text()]
+        parts += [f"# {self.run.segment(1).script}", executor.script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
         for segment in range(1, self.segments + 1):
             after = f"<job id of segment {segment - 1}>" if segment > 1 else None
-            argv = self.executor(segment, after).sbatch_command(f"{self.run.segment(segment)}/segment.sbatch")
+            argv = self.executor(segment, after).sbatch_command(str(self.run.segment(segment).script))
             parts.append(shlex.join(argv))
         parts += [
             "",
-            f"# {self.run.path}/node.json",
+            f"# {self.run.node_spec_file}",
             yaml.safe_dump(self.node_spec().as_dict(), sort_keys=False, width=200),
         ]
         return "\n".join(parts)
 
     def submit(self, progress: Callable[[str], None]) -> None:
         """Writes the run directory and submits the chain. On any failure nothing of it is left."""
-        staging = self.run.path.with_name(f".{self.run.name}.{os.getpid()}")
+        staging = RunDir(self.run.path.with_name(temporary_name(self.run.name)))
         spec = self.node_spec()
         claimed = None
         try:
             if self.resolved.settings.checkpoint.directory:  # a container's mount has to be there
                 os.makedirs(spec.checkpoint_dir, exist_ok=True)
                 claimed = Path(spec.checkpoint_dir) if ownership.claim(Path(spec.checkpoint_dir), self.run) else None
-            freeze(staging / "kit")
-            write_json(staging / "node.json", spec.as_dict())
-            write_text(staging / "run.yaml", yaml.safe_dump(self.frozen(), sort_keys=False, allow_unicode=True))
-            staging.rename(self.run.path)
+            freeze(staging.kit)
+            node_spec.write(staging, spec.as_dict())
+            write_record(staging, self.frozen())
+            staging.path.rename(self.run.path)
             if not self.resolved.settings.checkpoint.directory:
                 ownership.claim(Path(spec.checkpoint_dir), self.run)
         except BaseException as error:
             _disown(claimed)
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(staging.path, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
             raise
@@ -291,7 +293,7 @@ class Submission:
 
 def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
     """The executor of one segment."""
-    return SegmentExecutor(script.run.segment(script.segment) / "submitit", script, python, slurm, after)
+    return SegmentExecutor(script.run.segment(script.segment).submitit, script, python, slurm, after)
 
 
 def _disown(directory: Path | None) -> None:

@@ -1,7 +1,7 @@
 """The agent: our process on every node of a segment, started there by submitit through the batch script's one `srun`.
 
 Every node: the site's setup, preflight, its part of Ray or torchrun, wait until node 0 says it is over, end what was
-started. Node 0 besides: decide where to begin, wait for all nodes, run the driver, write the outcome and the verdict.
+started. Node 0 besides: decide where to begin, wait for all nodes, run the driver, write the outcome and what is next.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.lead import Lead
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.sampler import Sampler
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.node_files import NodeReport
 from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.25
@@ -33,12 +35,12 @@ _POLL_S = 0.25
 class Agent:
     """One node's part in one attempt."""
 
-    def __init__(self, run_dir: Path, segment: int) -> None:
-        self.spec = NodeSpec.load(run_dir)
-        self.attempt = Attempt.here(run_dir, segment)
-        self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, run: RunDir, segment: int) -> None:
+        self.spec = NodeSpec.load(run)
+        self.attempt = Attempt.here(run, segment)
+        self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
         self.temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
-        self.env = environment.build(os.environ, self.spec, self.attempt.dir, self.temporary)
+        self.env = environment.build(os.environ, self.spec, self.attempt.files, self.temporary)
         self.terminated = threading.Event()
         self.launcher: Launcher | None = None
 
@@ -46,7 +48,7 @@ class Agent:
         """The attempt, from the first check to the last process ended."""
         processes.adopt_orphans()
         signal.signal(signal.SIGTERM, self._on_terminate)
-        sampler = Sampler(self.attempt.node_file(".csv"), self.spec.sample_interval_s)
+        sampler = Sampler(self.attempt.own.samples, self.spec.sample_interval_s)
         sampler.start()
         self._make_home()
         try:
@@ -69,14 +71,14 @@ class Agent:
             with contextlib.suppress(OSError):
                 home.mkdir(parents=True, exist_ok=True)
 
-    def _prepare(self) -> tuple[preflight.NodeReport, Launcher]:
+    def _prepare(self) -> tuple[NodeReport, Launcher]:
         """The site's setup and this node's checks, told to the others; and what starts its part of the trainer."""
         try:
-            self.env = setup.run(self.spec, self.env, self.attempt.node_file(".setup.log"))
-            report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.dir)
+            self.env = setup.run(self.spec, self.env, self.attempt.own.setup_log)
+            report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.own)
         except (AddressError, setup.SetupError, OSError) as error:
-            report = preflight.NodeReport(socket.gethostname(), "", [str(error)], time=time.time())
-        self.attempt.report(report)
+            report = NodeReport(socket.gethostname(), "", [str(error)], time=time.time())
+        self.attempt.own.report(report)
         self.launcher = BY_NAME[self.spec.launcher](self.spec, self.attempt, self.env, self.temporary)
         return report, self.launcher
 
@@ -86,7 +88,7 @@ class Agent:
         able = not report.problems
         while not self.attempt.over and not self.terminated.is_set():
             if able and (failure := launcher.tend(report)):
-                self.attempt.fail(failure)
+                self.attempt.own.fail(failure)
                 able = False
             time.sleep(_POLL_S)
 
@@ -99,4 +101,4 @@ class Agent:
 def run_segment(run_dir: str, segment: int) -> None:
     """What submitit runs on every node."""
     print(f"{socket.gethostname()}: agent of segment {segment}, Python {sys.version.split()[0]}", flush=True)
-    Agent(Path(run_dir), segment).run()
+    Agent(RunDir(Path(run_dir)), segment).run()

@@ -1,31 +1,33 @@
-"""The files through which the agents of one attempt tell each other where they are."""
+"""One attempt as seen from one of its nodes, and the files through which its agents tell each other where they are."""
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.node.preflight import NodeReport
+from dsv4kit.run.directory import AttemptDir, RunDir, SegmentDir
 from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.node_files import NodeFiles, NodesSeen, NodesWatch
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a segment on a set of nodes, as seen from one of them."""
+    """One start of a segment on a set of nodes, as seen from the node with Slurm's number `rank`."""
 
-    run_dir: Path
+    run: RunDir
     segment: int
     number: int
     rank: int
     job_id: str
 
     @classmethod
-    def here(cls, run_dir: Path, segment: int) -> Attempt:
+    def here(cls, run: RunDir, segment: int) -> Attempt:
         """From what Slurm tells this task. A requeued job gets the next attempt number."""
         return cls(
-            run_dir,
+            run,
             segment,
             number=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
             rank=int(os.environ["SLURM_PROCID"]),
@@ -38,59 +40,56 @@ class Attempt:
         return self.rank == 0
 
     @property
-    def segment_dir(self) -> Path:
-        """`segments/NNNN` of the run."""
-        return self.run_dir / "segments" / f"{self.segment:04d}"
+    def segment_dir(self) -> SegmentDir:
+        """The segment's directory."""
+        return self.run.segment(self.segment)
+
+    @property
+    def files(self) -> AttemptDir:
+        """The attempt's directory."""
+        return self.segment_dir.attempt(self.number)
 
     @property
     def dir(self) -> Path:
-        """`attempt-N` of the segment."""
-        return self.segment_dir / f"attempt-{self.number}"
+        """Where the attempt's processes start."""
+        return self.files.path
 
-    def node_file(self, suffix: str) -> Path:
-        """A file only this node writes, e.g. `nodes/node1.csv`."""
-        return self.dir / "nodes" / f"{socket.gethostname()}{suffix}"
+    @property
+    def own(self) -> NodeFiles:
+        """The files only this node writes."""
+        return NodeFiles(self.files, socket.gethostname())
 
     @property
     def stop_requested(self) -> bool:
-        """The batch script saw the time limit coming, or a person wrote the file."""
-        return (self.segment_dir / "STOP").exists()
+        """The batch script saw the time limit coming, or a person made the file."""
+        return self.segment_dir.stop_file.exists()
 
-    def report(self, report: NodeReport) -> None:
-        """Publishes this node's preflight."""
-        write_json(self.node_file(".json"), report.as_dict())
+    @functools.cached_property
+    def _nodes(self) -> NodesWatch:
+        return NodesWatch(self.files)
 
-    def reports(self) -> list[NodeReport]:
-        """Preflights published so far."""
-        contents = [read_json(path) for path in sorted((self.dir / "nodes").glob("*.json"))]
-        return [NodeReport(**content) for content in contents if content]
+    def look(self) -> NodesSeen:
+        """What the nodes have told so far."""
+        return self._nodes.look()
 
     def hosts(self) -> dict[str, str]:
         """Address -> host name of every node heard of."""
-        return {report.address: report.host for report in self.reports() if report.address}
-
-    def fail(self, problem: str) -> None:
-        """Tells node 0 that this node cannot go on."""
-        self.node_file(".failed").write_text(problem, encoding="utf-8")
-
-    def failures(self) -> dict[str, str]:
-        """Host -> problem of every node that gave up."""
-        return {path.stem: path.read_text(encoding="utf-8") for path in sorted((self.dir / "nodes").glob("*.failed"))}
+        return {report.address: report.host for report in self.look().reports if report.address}
 
     def declare_ready(self) -> None:
-        """Tells all nodes that Ray is up on every one of them."""
-        write_json(self.dir / "ready.json", {})
+        """Tells all nodes that every one of them takes part."""
+        write_json(self.files.ready_file, {})
 
     @property
     def ready(self) -> bool:
-        """Whether Ray is up on all nodes."""
-        return read_json(self.dir / "ready.json") is not None
+        """Whether every node takes part."""
+        return read_json(self.files.ready_file) is not None
 
     def finish(self) -> None:
         """Tells all nodes that the attempt is over."""
-        write_json(self.dir / "over.json", {})
+        write_json(self.files.over_file, {})
 
     @property
     def over(self) -> bool:
         """Whether node 0 has finished the attempt."""
-        return read_json(self.dir / "over.json") is not None
+        return read_json(self.files.over_file) is not None

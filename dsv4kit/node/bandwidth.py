@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.files import write_json
 
 # Large enough for full speed on 400 Gb/s, done in a second each.
@@ -125,7 +126,7 @@ def main() -> None:
             for name, value in (("inside_gb_s", inside), ("to_next_gb_s", to_next)):
                 slowest[name] = min(filter(None, (slowest[name], value)), default=None)
         content = {"ranks": bench.ranks, "device": bench.device.type, **everything, "nodes": nodes}
-        write_json(Path(os.environ["DSV4KIT_ATTEMPT_DIR"], "bandwidth.json"), content)
+        write_json(AttemptDir(Path(os.environ["DSV4KIT_ATTEMPT_DIR"])).bandwidth_file, content)
     bench.dist.barrier()
     bench.dist.destroy_process_group()
 

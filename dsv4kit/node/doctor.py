@@ -19,35 +19,37 @@ from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.torchrun import TorchrunLauncher
-from dsv4kit.run.files import tail, write_json, write_text
+from dsv4kit.run import outcome
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.files import tail, write_json
+from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
-from dsv4kit.run.outcome import FINISHED, STOP
 
 _POLL_S = 0.25
 _MEASURE_S = 300
 
 
-class Visit:
+class NodeVisit:
     """One node's part."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.spec = NodeSpec.load(run_dir)
-        self.attempt = Attempt.here(run_dir, 1)
-        self.attempt.node_file("").parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, run: RunDir) -> None:
+        self.spec = NodeSpec.load(run)
+        self.attempt = Attempt.here(run, 1)
+        self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
         temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
-        env = environment.build(os.environ, self.spec, self.attempt.dir, temporary)
+        env = environment.build(os.environ, self.spec, self.attempt.files, temporary)
         self.report, env = self._examine(env)
-        self.attempt.report(self.report)
+        self.attempt.own.report(self.report)
         self.launcher = TorchrunLauncher(self.spec, self.attempt, env, temporary)
         self.clocks = preflight.clocks()
 
-    def _examine(self, env: dict[str, str]) -> tuple[preflight.NodeReport, dict[str, str]]:
+    def _examine(self, env: dict[str, str]) -> tuple[NodeReport, dict[str, str]]:
         host = os.uname().nodename
         try:
-            env = setup.run(self.spec, env, self.attempt.node_file(".setup.log"))
-            report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.dir)
+            env = setup.run(self.spec, env, self.attempt.own.setup_log)
+            report = preflight.check(self.spec, own_address(self.spec.interface), self.attempt.own)
         except (AddressError, setup.SetupError, OSError) as error:
-            report = preflight.NodeReport(host, "", [str(error)], time=time.time())
+            report = NodeReport(host, "", [str(error)], time=time.time())
         return dataclasses.replace(report, facts=inventory.facts(self.spec.scratch_dir)), env
 
     def lead(self) -> None:
@@ -57,22 +59,24 @@ class Visit:
             problem = self._measure()
         except AttemptError as error:
             problem = "; ".join(error.evidence.lines)
-        write_json(self.attempt.dir / "doctor.json", {"problem": problem})
-        write_text(self.attempt.segment_dir / "verdict", f"{STOP if problem else FINISHED}\n")
+        write_json(self.attempt.files.doctor_file, {"problem": problem})
+        outcome.announce_next(outcome.STOP if problem else outcome.FINISHED, self.attempt.segment_dir)
         self.attempt.finish()
 
-    def _watch(self) -> None:
-        reports = self.attempt.reports()
+    def _watch(self) -> NodesSeen:
+        seen = self.attempt.look()
+        reports = seen.reports
         off = self.clocks.off(reports, time.time())
         # A bad node is no reason to leave before the others have been heard of.
         if len(reports) == self.spec.nodes and (ill := [report.host for report in reports if report.problems]):
             raise AttemptError("", [f"not measured: {', '.join(ill)} would not take part in a run", *off])
         if off and len(reports) == self.spec.nodes:
             raise AttemptError("", off)
+        return seen
 
     def _measure(self) -> str:
         argv = driver.command(self.spec, 0, 0, self.launcher.runner(self.report))
-        log = self.attempt.dir / "driver.log"
+        log = self.attempt.files.driver_log
         process = processes.start(argv, self.launcher.driver_env(self.report), log, self.attempt.dir)
         deadline = time.monotonic() + _MEASURE_S
         while process.poll() is None and time.monotonic() < deadline and not self.launcher.interrupted():
@@ -100,7 +104,7 @@ def visit(run_dir: str) -> None:
     print(f"{os.uname().nodename}: doctor, Python {sys.version.split()[0]}", flush=True)
     processes.adopt_orphans()
     try:
-        here = Visit(Path(run_dir))
+        here = NodeVisit(RunDir(Path(run_dir)))
         if here.attempt.leads:
             here.lead()
         else:

@@ -6,19 +6,29 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kit.checkpoint import inspection, tracker
 from dsv4kit.node import processes
-from dsv4kit.run import ends, metrics
-from dsv4kit.run.driver_log import DriverLog
+from dsv4kit.run import ends, metrics, phases
+from dsv4kit.run.directory import AttemptDir
+from dsv4kit.run.driver_log import DriverLog, Event, Phase
+from dsv4kit.run.files import GrowingFile
 from dsv4kit.run.node_spec import NodeSpec
-from dsv4kit.run.phases import STEPS, Phases
 
 _POLL_S = 0.25
 _SEEDS_PER_START = 10_007
+# What the driver does after its log has shown so much.
+_AFTER = {
+    Phase.STARTED: phases.IMPORT,
+    Phase.CONFIGURED: phases.ACTOR,
+    Phase.ACTOR_READY: phases.ROLLOUT,
+    Phase.ROLLOUT_READY: phases.LOAD,
+    Phase.READY: phases.STEPS,
+    Phase.TRAINING: phases.STEPS,
+}
 
 
 @dataclass(frozen=True)
@@ -56,46 +66,63 @@ def _rollout_seed(spec: NodeSpec, start: int) -> Iterator[int]:
         yield (spec.rollout_seed + start * _SEEDS_PER_START) % 2**31
 
 
-class Driver:
-    """Runs the driver and watches its end, the step it resumed at, that it moves, and what it has saved."""
+def phase_of(log: DriverLog, saved: int) -> str:
+    """What the driver does now; `saved` is the step that verl's tracker names.
 
-    def __init__(self, spec: NodeSpec, attempt_dir: Path, phases: Phases, start: int, argv: Sequence[str]) -> None:
+    SFT and a driver that shows nothing of its start have told the step they resume from before any engine was ready.
+    """
+    if log.saving_step is not None and log.saving_step > max(saved, (log.last_step or 0) - 1):
+        return phases.SAVE
+    if log.first_step is not None or (log.said_step is not None and log.phase in (Phase.STARTED, Phase.CONFIGURED)):
+        return phases.STEPS
+    return _AFTER[log.phase]
+
+
+class Driver:
+    """Runs the driver and watches its end, the step it resumed at, that it moves, and what it has saved.
+
+    `notes`: what the log told beside, one readable line each.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, attempt: AttemptDir, phase_marks: phases.Phases, start: int, argv: Sequence[str]
+    ) -> None:
         """`argv` is `command`'s, for a segment that begins after step `start`."""
-        self._spec, self._dir, self._phases = spec, attempt_dir, phases
+        self._spec, self._attempt, self._phases = spec, attempt, phase_marks
         self._start, self._argv = start, argv
-        self._log_path = attempt_dir / "driver.log"
-        self._metrics_path = attempt_dir / "metrics.jsonl"
-        self._saved = start
+        self._log = DriverLog()
+        self._saved, self._recorded = start, start
+        self.notes: list[str] = []
 
     def run(self, env: Mapping[str, str], interrupted: Callable[[], str | None]) -> DriverEnd:
         """Blocks until the driver has ended. `interrupted` names a class of end once the segment has to stop."""
-        process = processes.start(self._argv, env, self._log_path, self._dir)
+        process = processes.start(self._argv, env, self._attempt.driver_log, self._attempt.path)
         try:
             return self._watch(process, interrupted)
         finally:
             processes.end(process)
             self._note_saved()
+            if phase_of(self._log, self._saved) == phases.SAVE:
+                self._note(f"it ended while the checkpoint of step {self._log.saving_step} was being saved")
 
     def _watch(self, process: subprocess.Popen[bytes], interrupted: Callable[[], str | None]) -> DriverEnd:
-        log, lines = DriverLog(), _follow(self._log_path)
-        last_sign_of_life, seen_metrics, in_steps = time.monotonic(), 0, False
+        log, lines = self._log, GrowingFile(self._attempt.driver_log)
+        last_sign_of_life, seen_metrics = time.monotonic(), 0
         while True:
             exit_status = process.poll()
-            for line in next(lines):
-                log.feed(line)
+            for line in lines.new_lines():
+                self._tell(log.feed(line.decode(errors="replace")))
                 last_sign_of_life = time.monotonic()
-            size = _size(self._metrics_path)
+            size = _size(self._attempt.metrics_file)
             if size > seen_metrics:
                 seen_metrics, last_sign_of_life = size, time.monotonic()
                 # The rank that logs may be on another node, and its lines in that node's log.
-                if log.first_step is None and (steps := _trained(self._metrics_path)):
+                if log.first_step is None and (steps := _trained(self._attempt.metrics_file)):
                     log.first_step = steps[0]
             if contradiction := log.contradicts(self._start):
                 return DriverEnd(processes.end(process), ends.WRONG_STEP, [contradiction])
-            if not in_steps and log.resumed_step is not None:
-                in_steps = True
-                self._phases.begin(STEPS)
             self._note_saved()
+            self._phases.begin(phase_of(log, self._saved))
             if exit_status is not None:
                 return DriverEnd(exit_status, None, [])
             if end := interrupted():
@@ -105,31 +132,37 @@ class Driver:
                 return DriverEnd(processes.end(process), ends.STALLED, [evidence])
             time.sleep(_POLL_S)
 
+    def _tell(self, events: Iterable[Event]) -> None:
+        """Each begin of a phase at the moment it is logged, and what a reader of the run should know."""
+        for event in events:
+            self._phases.begin(phase_of(self._log, self._saved))
+            if event.kind == "data order lost" and self._start > 0:
+                self._note(
+                    f"the order of the data was lost at the resume from step {self._start}, and begins anew:"
+                    f" {event.line.removeprefix('Warning: ')}"
+                )
+
+    def _note(self, line: str) -> None:
+        self.notes.append(line)
+        self._phases.note(line)
+
     def _note_saved(self) -> None:
         """Records the sizes of every file of a checkpoint once the tracker names it, for the next segment's check."""
         directory = Path(self._spec.checkpoint_dir)
         step = tracker.read_tracker(directory)
-        if step is not None and step > self._saved:
-            with contextlib.suppress(inspection.CheckpointError, OSError):  # not whole yet: the next look tries again
-                inspection.record_sizes(
-                    directory / f"global_step_{step}", self._spec.checkpoint_contents, self._spec.data_ranks
-                )
-                self._saved = step
+        if step is None or step <= self._recorded:
+            return
+        self._saved = max(self._saved, step)
+        with contextlib.suppress(inspection.CheckpointError, OSError):  # not whole yet: the next look tries again
+            inspection.record_sizes(
+                inspection.step_directory(directory, step), self._spec.checkpoint_contents, self._spec.data_ranks
+            )
+            self._recorded = step
 
     def steps_done(self) -> int:
         """The last step whose metrics were written."""
-        last = metrics.last_metrics(self._metrics_path)
-        return last.step if last else self._start
-
-
-def _follow(path: Path) -> Iterator[list[str]]:
-    """At each `next`, the whole lines the file has gained since."""
-    rest = b""
-    with path.open("rb") as file:
-        while True:
-            rest += file.read()
-            *whole, rest = rest.split(b"\n")
-            yield [line.decode(errors="replace") for line in whole]
+        last = metrics.last_step(self._attempt.metrics_file)
+        return self._start if last is None else last
 
 
 def _trained(path: Path) -> list[int]:

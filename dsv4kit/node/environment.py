@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv4kit.node.ray.cluster import FOREIGN_GPU_VARIABLES
+from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.node_spec import NodeSpec
 
 
-def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path, temporary: Path) -> dict[str, str]:
+def build(base: Mapping[str, str], spec: NodeSpec, attempt: AttemptDir, temporary: Path) -> dict[str, str]:
     """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer.
 
     `temporary` is the attempt's node-local directory: home to caches where a container leaves no home to write to.
@@ -23,9 +24,9 @@ def build(base: Mapping[str, str], spec: NodeSpec, attempt_dir: Path, temporary:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "HYDRA_FULL_ERROR": "1",
-        "DSV4KIT_ATTEMPT_DIR": str(attempt_dir),  # for the plugin
+        "DSV4KIT_ATTEMPT_DIR": str(attempt.path),  # for the plugin
         # verl opens this file anew at each start, hence one per attempt.
-        "VERL_FILE_LOGGER_PATH": str(attempt_dir / "metrics.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(attempt.metrics_file),
     }
     if not os.access(env.get("HOME", ""), os.W_OK):
         env["HOME"] = str(temporary / "home")

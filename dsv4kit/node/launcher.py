@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsv4kit.node.attempt import Attempt
-from dsv4kit.node.preflight import NodeReport
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.failure_signs import classify
+from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 
 
@@ -35,7 +35,7 @@ class Launcher(ABC):
         """A round of a node other than 0: starts what is due; returns why this node cannot go on, or None."""
 
     @abstractmethod
-    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], None]) -> None:
+    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], NodesSeen]) -> None:
         """Node 0: returns once the driver may start. Calls `watch` in each round, which raises to end the attempt.
 
         Raises AttemptError where the nodes do not come together.
@@ -55,7 +55,7 @@ class Launcher(ABC):
 
     def evidence(self, exit_status: int | None = None) -> Evidence:
         """Why the driver ended badly, from what was logged and its exit status."""
-        with (self.attempt.dir / "driver.log").open(encoding="utf-8", errors="replace") as log:
+        with self.attempt.files.driver_log.open(encoding="utf-8", errors="replace") as log:
             return classify(log, exit_status, self.attempt.hosts())
 
     def keep_logs(self) -> None:  # noqa: B027 (a launcher may have none)

@@ -12,13 +12,15 @@ from dsv4kit.checkpoint import tracker
 from dsv4kit.node import driver, preflight
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
-from dsv4kit.node.resume import Plan, plan
+from dsv4kit.node.resume import set_course
 from dsv4kit.run import ends, outcome
+from dsv4kit.run.course import Course
 from dsv4kit.run.ends import Evidence
-from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.files import read_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
+from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
-from dsv4kit.run.phases import BRING_UP, END, START, Phases
+from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases
 
 
 class Lead:
@@ -26,14 +28,15 @@ class Lead:
 
     def __init__(self, spec: NodeSpec, attempt: Attempt, terminated: threading.Event) -> None:
         self.spec, self.attempt, self.terminated = spec, attempt, terminated
-        self.phases = Phases(attempt.dir / "phases.jsonl")
+        self.phases = Phases(attempt.files.phases_file)
         self.started = time.time()
         self.exit_status: int | None = None
+        self.notes: list[str] = []
         self.clocks = preflight.clocks()
         owner = Owner(attempt.job_id, attempt.segment, attempt.number, socket.gethostname())
-        self.lease = Lease(attempt.run_dir, owner)
+        self.lease = Lease(attempt.run.path, owner)
 
-    def run(self, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> None:
+    def run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
         """The whole attempt; `prepare` sets up and checks this node, and makes its launcher."""
         self.phases.begin(BRING_UP)
         try:
@@ -50,12 +53,12 @@ class Lead:
         """Another trainer of this run is at work: nothing is repaired, started or saved."""
         saved = tracker.read_tracker(Path(self.spec.checkpoint_dir)) or 0
         end = ends.TERMINATED if self.terminated.is_set() else ends.ANOTHER_LIVE
-        self._conclude(Plan(saved, saved, [], []), Evidence(end, [_live(owner)]), [])
+        self._conclude(Course(saved, saved), Evidence(end, [_live(owner)]), [])
 
-    def _run(self, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> None:
+    def _run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
         excluded: list[str] = []
-        here = plan(self.spec, self.attempt)
-        write_json(self.attempt.dir / "plan.json", here.as_dict())
+        here = set_course(self.spec, self.attempt)
+        here.save(self.attempt.files)
         for line in here.actions:
             print(f"checkpoints: {line}", flush=True)
         try:
@@ -66,7 +69,7 @@ class Lead:
             self.phases.begin(END)
         self._conclude(here, evidence, excluded)
 
-    def _advance(self, here: Plan, prepare: Callable[[], tuple[preflight.NodeReport, Launcher]]) -> Evidence:
+    def _advance(self, here: Course, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> Evidence:
         if here.refusal:
             raise AttemptError(ends.CHECKPOINT, here.refusal)
         if here.start >= self.spec.total_steps:
@@ -77,34 +80,36 @@ class Lead:
         launcher.bring_up(own, here.target, self._watch_nodes)
         return self._drive(here, own, launcher)
 
-    def _watch_nodes(self) -> None:
-        """Ends the attempt when Slurm does, another job took the lease, a node's preflight failed or a node gave up."""
+    def _watch_nodes(self) -> NodesSeen:
+        """One look at the nodes; ends the attempt when Slurm does, another job took the lease or a node gave up."""
         if owner := self.lease.lost:
             raise AttemptError(ends.ANOTHER_LIVE, [_live(owner)])
         if self.terminated.is_set():
             raise AttemptError(self._interrupted() or ends.TERMINATED, [])
-        bad = [report for report in self.attempt.reports() if report.problems]
+        seen = self.attempt.look()
+        bad = [report for report in seen.reports if report.problems]
         if bad:
             raise AttemptError(ends.PREFLIGHT, _named(bad), [report.host for report in bad])
-        if skewed := self.clocks.off(self.attempt.reports(), time.time()):
+        if skewed := self.clocks.off(seen.reports, time.time()):
             raise AttemptError(ends.PREFLIGHT, skewed)
-        if failures := self.attempt.failures():
-            lines = [f"{host}: {problem}" for host, problem in failures.items()]
-            raise AttemptError(ends.NODE_LOST, lines, list(failures))
+        if seen.failures:
+            lines = [f"{host}: {problem}" for host, problem in seen.failures.items()]
+            raise AttemptError(ends.NODE_LOST, lines, list(seen.failures))
+        return seen
 
-    def _drive(self, here: Plan, own: preflight.NodeReport, launcher: Launcher) -> Evidence:
-        self.phases.begin(START)
+    def _drive(self, here: Course, own: NodeReport, launcher: Launcher) -> Evidence:
+        self.phases.begin(IMPORT)
         argv = driver.command(self.spec, here.start, here.target, launcher.runner(own))
-        running = driver.Driver(self.spec, self.attempt.dir, self.phases, here.start, argv)
+        running = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv)
         ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
-        self.exit_status = ended.exit_status
+        self.exit_status, self.notes = ended.exit_status, running.notes
         if ended.ended_as == ends.ANOTHER_LIVE:
             return Evidence(ends.ANOTHER_LIVE, [_live(self.lease.lost or "unknown")])
         if ended.ended_as not in (None, ends.PART_ENDED):
             return Evidence(ended.ended_as, ended.evidence)
         if tracker.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
             return Evidence(ends.COMPLETED, [])
-        if ended.exit_status == 0 and (stopped := read_json(self.attempt.dir / "stopped.json")):
+        if ended.exit_status == 0 and (stopped := read_json(self.attempt.files.stopped_file)):
             return Evidence(ends.STOPPED, [f"step {stopped['step']}: {stopped['reason']}"])
         if ended.exit_status == 0:
             line = f"the driver ended by itself at step {running.steps_done()}, before step {here.target} was saved"
@@ -117,16 +122,16 @@ class Lead:
             return ends.ANOTHER_LIVE
         if self.terminated.is_set():
             return ends.TIME_LIMIT if self.attempt.stop_requested else ends.TERMINATED
-        if self.attempt.failures():
+        if self.attempt.look().failures:
             return ends.NODE_LOST
         return None
 
-    def _conclude(self, here: Plan, evidence: Evidence, excluded: list[str]) -> None:
+    def _conclude(self, here: Course, evidence: Evidence, excluded: list[str]) -> None:
         directory = Path(self.spec.checkpoint_dir)
         reached = here.start if here.refusal else tracker.read_tracker(directory) or 0
-        failures = self.attempt.failures()
-        past = outcome.history(self.attempt.run_dir)
-        verdict, reason = outcome.decide(
+        seen = self.attempt.look()
+        past = outcome.history(self.attempt.run)
+        following, reason = outcome.decide(
             evidence.end,
             reached=reached,
             total=self.spec.total_steps,
@@ -142,25 +147,25 @@ class Lead:
             target=here.target,
             reached=reached,
             end=evidence.end,
-            verdict=verdict,
+            next=following,
             reason=reason,
             evidence=evidence.lines,
-            notes=here.actions,
-            excluded_nodes=sorted({*excluded, *failures, *(past[-1].excluded_nodes if past else [])}),
-            nodes=[report.host for report in self.attempt.reports()],
+            notes=[*here.actions, *self.notes],
+            excluded_nodes=sorted({*excluded, *seen.failures, *(past[-1].excluded_nodes if past else [])}),
+            nodes=[report.host for report in seen.reports],
             exit_status=self.exit_status,
             started=round(self.started, 3),
             ended=round(time.time(), 3),
         )
         outcome.save(result, self.attempt.segment_dir)
         outcome.announce(result, self.attempt.segment_dir)
-        read = outcome.load(self.attempt.dir / "outcome.json") or result  # as every reader has it: cancelled
-        print(f"segment {read.segment}: {read.end}, {read.verdict}: {read.reason}", flush=True)
+        read = outcome.load(self.attempt.files) or result  # as every reader has it: cancelled
+        print(f"segment {read.segment}: {read.end}, {read.next}: {read.reason}", flush=True)
 
 
 def _live(owner: str) -> str:
     return f"another job of this run is live: {owner}"
 
 
-def _named(reports: list[preflight.NodeReport]) -> list[str]:
+def _named(reports: list[NodeReport]) -> list[str]:
     return [f"{report.host}: {problem}" for report in reports for problem in report.problems]

@@ -7,10 +7,10 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dsv4kit.node import inventory, ports
+from dsv4kit.run.node_files import NodeFiles, NodeReport
 from dsv4kit.run.node_spec import NodeSpec
 
 GIB = 2**30
@@ -18,36 +18,20 @@ GIB = 2**30
 _FOREIGN_SHARE = 0.1
 
 
-@dataclass(frozen=True)
-class NodeReport:
-    """What one node found out about itself; no problems means it can take part. `facts` are for the doctor."""
-
-    host: str
-    address: str
-    problems: list[str] = field(default_factory=list)
-    memory_available_gib: float = 0.0
-    time: float = 0.0
-    facts: dict[str, object] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        """For JSON."""
-        return asdict(self)
-
-
-def check(spec: NodeSpec, address: str, attempt_dir: Path) -> NodeReport:
-    """All checks of this node."""
+def check(spec: NodeSpec, address: str, own: NodeFiles) -> NodeReport:
+    """All checks of this node; `own` are its files in the run directory."""
     available = inventory.memory_available(spec.cpu_numa_nodes)
     problems = [
         *_memory(available, spec.limits.min_memory_bytes),
         *_shared_memory(spec.limits.min_shm_bytes),
         *_scratch(Path(spec.scratch_dir)),
-        *_writable(attempt_dir),
+        *_writable(own),
         *_ports(address),
         *_gpus(spec.ray.gpus, spec.device),
         *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
         *_fabric(spec.env, inventory.imex_channels()),
     ]
-    return NodeReport(socket.gethostname(), address, problems, round(available / GIB, 1), time.time())
+    return NodeReport(own.host, address, problems, round(available / GIB, 1), time.time())
 
 
 class Clocks:
@@ -97,15 +81,15 @@ def _scratch(scratch: Path) -> list[str]:
     return [] if free >= GIB else [f"scratch directory {scratch}: {free / GIB:.2f} GiB free, 1 GiB needed"]
 
 
-def _writable(attempt_dir: Path) -> list[str]:
+def _writable(own: NodeFiles) -> list[str]:
     """The shared file system takes a file from this node."""
-    canary = attempt_dir / "nodes" / f".canary-{socket.gethostname()}"
+    canary = own.canary
     try:
         canary.parent.mkdir(parents=True, exist_ok=True)
         canary.write_text("x" * 4096)
         canary.unlink()
     except OSError as error:
-        return [f"run directory {attempt_dir}: cannot be written from this node: {error.strerror}"]
+        return [f"run directory {own.attempt.path}: cannot be written from this node: {error.strerror}"]
     return []
 
 

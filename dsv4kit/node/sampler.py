@@ -1,4 +1,4 @@
-"""Memory of one node over time, as CSV. verl's own metrics show only the ranks of the last pipeline stage."""
+"""Memory of one node over time. verl's own metrics show only the ranks of the last pipeline stage."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import threading
 import time
 from pathlib import Path
 
+from dsv4kit.run import samples
+
 _MIB = 2**20
 
 
 class Sampler:
-    """A thread that appends one line per interval until `stop`.
-
-    Columns: time (s since the epoch), memory_used_mib and memory_available_mib of the node, shm_used_mib, then one
-    numa<K>_used_mib per NUMA node, then one gpu<K>_used_mib per GPU nvidia-smi shows.
-    """
+    """A thread that appends one line per interval until `stop`; the columns are those of `run/samples.py`."""
 
     def __init__(self, path: Path, interval_s: float) -> None:
         self._path = path
@@ -36,10 +34,9 @@ class Sampler:
     def _run(self) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             if file.tell() == 0:
-                file.write(",".join(["time", *sample()]) + "\n")
+                samples.write_head(file, sample())
             while True:
-                file.write(",".join([f"{time.time():.1f}", *map(str, sample().values())]) + "\n")
-                file.flush()
+                samples.write_row(file, time.time(), sample())
                 if self._stopped.wait(self._interval_s):
                     return
 
@@ -48,13 +45,13 @@ def sample() -> dict[str, int]:
     """One look at the node: column name -> MiB."""
     memory = _meminfo()
     values = {
-        "memory_used_mib": memory["MemTotal"] - memory["MemAvailable"],
-        "memory_available_mib": memory["MemAvailable"],
-        "shm_used_mib": shutil.disk_usage("/dev/shm").used // _MIB,
+        samples.MEMORY_USED: memory["MemTotal"] - memory["MemAvailable"],
+        samples.MEMORY_AVAILABLE: memory["MemAvailable"],
+        samples.SHM_USED: shutil.disk_usage("/dev/shm").used // _MIB,
     }
     for path in sorted(Path("/sys/devices/system/node").glob("node[0-9]*/meminfo")):
-        values[f"{path.parent.name.replace('node', 'numa')}_used_mib"] = _numa_used(path)
-    return values | {f"gpu{index}_used_mib": used for index, used in enumerate(_gpu_used())}
+        values[samples.numa_used(int(path.parent.name.removeprefix("node")))] = _numa_used(path)
+    return values | {samples.gpu_used(index): used for index, used in enumerate(_gpu_used())}
 
 
 def _meminfo() -> dict[str, int]:

@@ -17,15 +17,14 @@ from pathlib import Path
 from dsv4kit.node import driver, ports, processes
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
-from dsv4kit.node.preflight import NodeReport
 from dsv4kit.run import ends
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.failure_signs import classify
 from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.node_files import NodeReport, NodesSeen, ended_first
 from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.1
-_SUFFIX = ".torchrun.log"
 
 
 class TorchrunLauncher(Launcher):
@@ -39,27 +38,25 @@ class TorchrunLauncher(Launcher):
     def tend(self, own: NodeReport) -> str | None:
         """Starts this node's processes when node 0 says so, and tells it when they end badly."""
         if self._process is None:
-            if begin := read_json(self.attempt.dir / "torchrun.json"):
+            if begin := read_json(self.attempt.files.torchrun_file):
                 runner = self._runner(own, begin["address"])
                 argv = driver.command(self.spec, 0, begin["target"], runner, f"hydra/node{self.attempt.rank}")
-                self._process = processes.start(argv, self.env, self.attempt.node_file(_SUFFIX), self.attempt.dir)
+                self._process = processes.start(argv, self.env, self.attempt.own.torchrun_log, self.attempt.dir)
         elif not self._told and (status := self._process.poll()):
-            write_json(self.attempt.node_file(".ended"), {"status": status, "time": time.time()})
+            self.attempt.own.end(status, time.time())
             self._told = True
         return None
 
-    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], None]) -> None:
+    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], NodesSeen]) -> None:
         """Waits for the preflight of every node, then lets all begin."""
         deadline = time.monotonic() + self.spec.ray.ready_deadline_s + self.spec.setup_limit_s
-        while (heard := len(self.attempt.reports())) < self.spec.nodes:
-            watch()
+        while (heard := len(watch().reports)) < self.spec.nodes:
             if time.monotonic() > deadline:
                 raise AttemptError(
                     ends.BRING_UP, [f"{self.spec.nodes - heard} of {self.spec.nodes} agents never reported"]
                 )
             time.sleep(_POLL_S)
-        watch()
-        write_json(self.attempt.dir / "torchrun.json", {"address": own.address, "target": target})
+        write_json(self.attempt.files.torchrun_file, {"address": own.address, "target": target})
         self.attempt.declare_ready()
 
     def runner(self, own: NodeReport) -> Sequence[str]:
@@ -68,23 +65,15 @@ class TorchrunLauncher(Launcher):
 
     def interrupted(self) -> str | None:
         """The processes of another node ended badly."""
-        return ends.PART_ENDED if self._ended() else None
+        return ends.PART_ENDED if ended_first(self.attempt.files) else None
 
     def evidence(self, exit_status: int | None = None) -> Evidence:
         """From the node whose processes ended first: the others only notice that it is gone."""
-        ended = self._ended()
-        first = ended[0].with_suffix(_SUFFIX) if ended else self.attempt.dir / "driver.log"
+        ended = ended_first(self.attempt.files)
+        first = ended[0].torchrun_log if ended else self.attempt.files.driver_log
         with first.open(encoding="utf-8", errors="replace") as log:
             found = classify(log, None if ended else exit_status, self.attempt.hosts())
         return Evidence(found.end, [f"{first.name}: {line}" for line in found.lines] if ended else found.lines)
-
-    def _ended(self) -> list[Path]:
-        """What other nodes wrote when their processes ended badly, the earliest first."""
-        found = [(content["time"], path) for path in self._marks() if (content := read_json(path))]
-        return [path for _, path in sorted(found)]
-
-    def _marks(self) -> list[Path]:
-        return list((self.attempt.dir / "nodes").glob("*.ended"))
 
     def _runner(self, own: NodeReport, address: str) -> Sequence[str]:
         return (

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from dsv4kit.run.files import write_text
 
 SCHEMA = 1
 VALUES = 64
@@ -114,13 +115,7 @@ def write(path: Path, prints: Fingerprint, layout: dict[str, Any]) -> None:
         }
         for s in prints.values()
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        json.dump({"schema": SCHEMA, "layout": layout, "slices": rows}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    write_text(path, json.dumps({"schema": SCHEMA, "layout": layout, "slices": rows}))
 
 
 def read(path: Path) -> tuple[Fingerprint, dict[str, Any]]:

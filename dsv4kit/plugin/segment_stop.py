@@ -4,9 +4,9 @@
 
 verl's one stop is `trainer.total_training_steps`. With this plugin it is the length of the whole run in every segment,
 so nothing derived from it (the learning rate's decay first of all) changes at a segment's border. When to stop is read
-from files, because verl's trainer may run on any node: the target from `plan.json` in DSV4KIT_ATTEMPT_DIR, a request
-from the file `STOP` one level up; and from SLURM_JOB_END_TIME. `stopped.json` tells the agent what was decided. Without
-the first variable nothing changes.
+from files, because verl's trainer may run on any node: the target from the course of the attempt that
+DSV4KIT_ATTEMPT_DIR names, a request from its segment's stop file; and from SLURM_JOB_END_TIME. A file tells the agent
+what was decided. Without the first variable nothing changes.
 
 Needed until verl stops by itself before a time limit; the V1 trainer of 0.9.1 does not (it never reads its ESI option).
 """
@@ -14,7 +14,6 @@ Needed until verl stops by itself before a time limit; the V1 trainer of 0.9.1 d
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import time
 from pathlib import Path
@@ -23,6 +22,8 @@ from typing import Any
 
 from dsv4kit.plugin.patching import REGISTRY, Outcome, Patch, PatchError, State, attribute, marked, original_of
 from dsv4kit.plugin.stop_watch import Watch
+from dsv4kit.run.directory import AttemptDir
+from dsv4kit.run.files import write_json
 
 SWITCH = "DSV4KIT_SEGMENT_STOP"
 # What the loop must look like for the stop to save once and end: read in 0.9.1 (trainer/ppo/v1/trainer_base.py `fit`).
@@ -42,7 +43,8 @@ def install(module: ModuleType) -> Outcome:
     attempt_dir = os.environ.get("DSV4KIT_ATTEMPT_DIR")
     if not attempt_dir:
         return Outcome(State.NOT_NEEDED, "no segment to stop: DSV4KIT_ATTEMPT_DIR is not set")
-    watch = Watch.of_attempt(Path(attempt_dir), os.environ.get("SLURM_JOB_END_TIME"))
+    attempt = AttemptDir(Path(attempt_dir))
+    watch = Watch.of_attempt(attempt, os.environ.get("SLURM_JOB_END_TIME"))
 
     def stopping_step(self: Any, *args: Any, **kwargs: Any) -> Any:
         batch = step(self, *args, **kwargs)
@@ -51,8 +53,7 @@ def install(module: ModuleType) -> Outcome:
             self.config.trainer.save_freq = 1
             self.total_training_steps = self.global_steps
             print(f"dsv4kit: step {self.global_steps} is the last of this segment ({reason})", flush=True)
-            report = json.dumps({"step": self.global_steps, "reason": reason})
-            Path(attempt_dir, "stopped.json").write_text(report, encoding="utf-8")
+            write_json(attempt.stopped_file, {"step": self.global_steps, "reason": reason})
         return batch
 
     def timed_save(self: Any, *args: Any, **kwargs: Any) -> Any:

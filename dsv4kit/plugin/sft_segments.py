@@ -16,7 +16,6 @@ handler, which the trainer makes before it trains. Read in 0.9.1: trainer/sft_tr
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import sys
 import time
@@ -26,6 +25,8 @@ from typing import Any
 
 from dsv4kit.plugin.patching import REGISTRY, Outcome, Patch, PatchError, State, attribute, marked, original_of
 from dsv4kit.plugin.stop_watch import Watch
+from dsv4kit.run.directory import AttemptDir
+from dsv4kit.run.files import write_json
 
 SWITCH = "DSV4KIT_SFT_SEGMENTS"
 # What the loop must look like for a step to be made the last one.
@@ -83,15 +84,15 @@ def _let_it_stop(trainer: Any) -> None:
         raise PatchError(f"SFTTrainer.fit has no {missing[0]!r}: the loop works differently")
 
     def stopping_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _watch_steps(self, Path(attempt_dir))
+        _watch_steps(self, AttemptDir(Path(attempt_dir)))
         return fit(self, *args, **kwargs)
 
     trainer.fit = marked(stopping_fit, fit)
 
 
-def _watch_steps(trainer: Any, attempt_dir: Path) -> None:
+def _watch_steps(trainer: Any, attempt: AttemptDir) -> None:
     """After every step all ranks agree on whether it is the last, before verl's loop asks."""
-    watch = Watch.of_attempt(attempt_dir, os.environ.get("SLURM_JOB_END_TIME"))
+    watch = Watch.of_attempt(attempt, os.environ.get("SLURM_JOB_END_TIME"))
     client, handler = trainer.training_client, trainer.ckpt_handler
     after_step, save = client.step_profile, handler.save_checkpoint
     step = trainer.resume_global_step
@@ -105,8 +106,7 @@ def _watch_steps(trainer: Any, attempt_dir: Path) -> None:
             trainer.total_training_steps = step
             if trainer.rank == 0:
                 print(f"dsv4kit: step {step} is the last of this segment ({reason})", flush=True)
-                report = json.dumps({"step": step, "reason": reason})
-                (attempt_dir / "stopped.json").write_text(report, encoding="utf-8")
+                write_json(attempt.stopped_file, {"step": step, "reason": reason})
         return result
 
     def timed_save(*args: Any, **kwargs: Any) -> Any:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
+
+from dsv4kit.run import course
+from dsv4kit.run.directory import AttemptDir
 
 _RECENT_STEPS = 3
 
@@ -19,10 +21,12 @@ class Watch:
         self._last_step_at: float | None = None
 
     @classmethod
-    def of_attempt(cls, attempt_dir: Path, end_time: str | None) -> Watch:
+    def of_attempt(cls, attempt: AttemptDir, end_time: str | None) -> Watch:
         """What the agent planned; `end_time` is SLURM_JOB_END_TIME, in seconds since the epoch."""
-        target = json.loads((attempt_dir / "plan.json").read_text(encoding="utf-8"))["target"]
-        return cls(target, attempt_dir.parent / "STOP", float(end_time) if end_time else None)
+        planned = course.load(attempt)
+        if planned is None:
+            raise FileNotFoundError(f"{attempt.course_file}: missing or damaged; it holds the segment's last step")
+        return cls(planned.target, attempt.segment.stop_file, float(end_time) if end_time else None)
 
     def saved(self, seconds: float) -> None:
         """A checkpoint took this long."""

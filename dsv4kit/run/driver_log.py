@@ -20,7 +20,7 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """How far an attempt has come; in this order. SFT shows CONFIGURED (at log level INFO) and TRAINING."""
+    """How far an attempt has come; in this order. SFT shows READY (at log level INFO) and TRAINING."""
 
     STARTED = "started"
     CONFIGURED = "configured"  # data sets are loaded, the number of steps is known
@@ -55,7 +55,8 @@ _DATA_ORDER_LOST = re.compile(r"Warning: No dataloader state found at (?P<path>.
 _STEP = re.compile(r"step:(?P<step>\d{1,18}) - (?P<rest>.+)$")
 _SAVING = re.compile(r"Saving checkpoint to:? .*global_step_(?P<step>\d{1,18})$")
 _PHASES = (
-    (re.compile(r"Total training steps: \d+"), Phase.CONFIGURED),
+    (re.compile(r"Total training steps: \d+$"), Phase.CONFIGURED),
+    (re.compile(r"Total training steps: \d+,$"), Phase.READY),  # SFT, at the top of its `fit`
     (re.compile(r"actor and ref model engine initialized$"), Phase.ACTOR_READY),
     (re.compile(r"LLMServerManager: \["), Phase.ROLLOUT_READY),
     (re.compile(r"checkpoint engine manager initialized$"), Phase.ROLLOUT_READY),

@@ -1,15 +1,23 @@
-"""What a segment's nodes are told: `node.json` in the run directory, written by `submit`, read by every agent."""
+"""What a segment's nodes are told: `node.json` in the run directory, written by `submit`, read by every agent.
+
+Standard library only; frozen into every run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
+
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.errors import DamagedFileError
+from dsv4kit.run.files import read_json, write_json
 
 
 @dataclass(frozen=True)
-class RayResources:
+class NodeResources:
     """What every node brings: into the Ray cluster, or (its GPUs, one process each) under torchrun."""
 
     cpus: int
@@ -58,17 +66,33 @@ class NodeSpec:
     interface: str | None
     scratch_dir: str
     sample_interval_s: float
-    ray: RayResources
+    ray: NodeResources
     limits: Limits
 
     @classmethod
-    def load(cls, run_dir: Path) -> NodeSpec:
-        """The spec of a run."""
-        content = json.loads((run_dir / "node.json").read_text(encoding="utf-8"))
-        content["ray"] = RayResources(**content["ray"])
+    def load(cls, run: RunDir) -> NodeSpec:
+        """The spec of a run, as an agent reads it."""
+        content = json.loads(run.node_spec_file.read_text(encoding="utf-8"))
+        content["ray"] = NodeResources(**content["ray"])
         content["limits"] = Limits(**content["limits"])
         return cls(**content)
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return dataclasses.asdict(self)
+
+
+def read_as_dict(run: RunDir) -> dict[str, Any]:
+    """`node.json` of a run that any version of the kit may have begun. Raises DamagedFileError."""
+    content = read_json(run.node_spec_file)
+    if not isinstance(content, dict) or not {"checkpoint_dir", "total_steps"} <= content.keys():
+        raise DamagedFileError.of(run.node_spec_file, "what the run's nodes are told")
+    return content
+
+
+def write(run: RunDir, content: Mapping[str, object]) -> None:
+    """Writes `node.json`: `NodeSpec.as_dict`, or what `read_as_dict` gave with values changed.
+
+    A run's frozen agents take the keys they know and no others, so none may be added to a run that has begun.
+    """
+    write_json(run.node_spec_file, content)

@@ -1,26 +1,32 @@
-"""What one attempt did, and what the chain does next."""
+"""What one attempt did, and what the chain does next.
+
+Standard library only; frozen into every run.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from dsv4kit.run import ends
-from dsv4kit.run.files import read_json, write_json, write_text
+from dsv4kit.run.directory import AttemptDir, RunDir, SegmentDir
+from dsv4kit.run.files import read_object, write_json, write_text
 
 CONTINUE = "continue"
 FINISHED = "finished"
 STOP = "stop"
 
-# In the directory of a segment: from which attempt on its user has cancelled it.
-CANCEL_MARK = "cancelled.json"
+# What `Outcome.next` is called in `outcome.json`, as the frozen kits of older runs write it.
+_NEXT_KEY = "verdict"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`outcome.json` of an attempt. Steps are absolute; `reached` is the last step a complete checkpoint holds."""
+    """`outcome.json` of an attempt. Steps are absolute; `reached` is the last step a complete checkpoint holds.
+
+    `next` is what the chain does: CONTINUE, FINISHED or STOP.
+    """
 
     segment: int
     attempt: int
@@ -29,7 +35,7 @@ class Outcome:
     target: int
     reached: int
     end: str
-    verdict: str
+    next: str
     reason: str
     evidence: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -48,7 +54,7 @@ class Outcome:
 def decide(
     end: str, *, reached: int, total: int, start: int, history: Sequence[Outcome], limit: int
 ) -> tuple[str, str]:
-    """(verdict, reason). Progress is what counts; `limit` attempts in a row without any stop the chain.
+    """(next, reason). Progress is what counts; `limit` attempts in a row without any stop the chain.
 
     One that its user cancelled, or that found another job of the run at work, had no chance to make progress, and does
     not count.
@@ -71,49 +77,53 @@ def decide(
     return CONTINUE, f"no progress ({end}), attempt {fruitless} of {limit} allowed in a row"
 
 
-def history(run_dir: Path) -> list[Outcome]:
+def history(run: RunDir) -> list[Outcome]:
     """Outcomes of all attempts so far, oldest first."""
-    found = run_dir.glob("segments/[0-9]*/attempt-[0-9]*/outcome.json")
-    attempts = sorted((path for path in found if path.parent.name[8:].isdecimal()), key=_order)
-    return [outcome for path in attempts if (outcome := load(path))]
+    return [outcome for attempt in run.attempts() if (outcome := load(attempt))]
 
 
-def load(path: Path) -> Outcome | None:
+def load(attempt: AttemptDir) -> Outcome | None:
     """One outcome; None while there is none. Keys of other versions of the kit are ignored.
 
     An attempt that was cancelled before it reached its target ended by that, whatever its nodes saw of it.
     """
-    content = read_json(path)
-    if not isinstance(content, dict):
-        return None
+    content = read_object(attempt.outcome_file)
+    if _NEXT_KEY in content:
+        content["next"] = content.pop(_NEXT_KEY)
     known = {item.name for item in dataclasses.fields(Outcome)}
     try:
         found = Outcome(**{key: value for key, value in content.items() if key in known})
     except TypeError:  # a key it cannot do without is missing
         return None
-    if found.end == ends.COMPLETED or found.verdict == FINISHED or not is_cancelled(path.parents[1], found.attempt):
+    if found.end == ends.COMPLETED or found.next == FINISHED or not is_cancelled(attempt):
         return found
     reason = f"by the user, at step {found.reached}"
-    return dataclasses.replace(found, end=ends.CANCELLED, verdict=STOP, reason=reason, evidence=[])
+    return dataclasses.replace(found, end=ends.CANCELLED, next=STOP, reason=reason, evidence=[])
 
 
-def is_cancelled(segment_dir: Path, attempt: int) -> bool:
-    """Whether the user cancelled the segment before or in that attempt."""
-    mark = read_json(segment_dir / CANCEL_MARK)
-    first = mark.get("from_attempt") if isinstance(mark, dict) else None
-    return isinstance(first, int) and attempt >= first
-
-
-def save(outcome: Outcome, segment_dir: Path) -> None:
+def save(outcome: Outcome, segment: SegmentDir) -> None:
     """Writes `outcome.json` of the attempt."""
-    write_json(segment_dir / f"attempt-{outcome.attempt}" / "outcome.json", dataclasses.asdict(outcome))
+    content = {_NEXT_KEY if key == "next" else key: value for key, value in dataclasses.asdict(outcome).items()}
+    write_json(segment.attempt(outcome.attempt).outcome_file, content)
 
 
-def announce(outcome: Outcome, segment_dir: Path) -> None:
-    """Writes the two files the batch script reads: `excluded_nodes`, and last `verdict`."""
-    write_text(segment_dir / "excluded_nodes", ",".join(outcome.excluded_nodes))
-    write_text(segment_dir / "verdict", outcome.verdict + "\n")
+def announce(outcome: Outcome, segment: SegmentDir) -> None:
+    """Writes the two files the batch script reads: the excluded nodes, and last what is next."""
+    write_text(segment.excluded_file, ",".join(outcome.excluded_nodes))
+    announce_next(outcome.next, segment)
 
 
-def _order(path: Path) -> tuple[int, int]:
-    return int(path.parent.parent.name), int(path.parent.name.removeprefix("attempt-"))
+def announce_next(following: str, segment: SegmentDir) -> None:
+    """Writes what the batch script does next: CONTINUE, FINISHED or STOP."""
+    write_text(segment.next_file, following + "\n")
+
+
+def mark_cancelled(segment: SegmentDir, from_attempt: int) -> None:
+    """Says that the user cancelled the segment in that attempt or before it."""
+    write_json(segment.cancel_file, {"from_attempt": from_attempt})
+
+
+def is_cancelled(attempt: AttemptDir) -> bool:
+    """Whether the user cancelled the segment before or in that attempt."""
+    first = read_object(attempt.segment.cancel_file).get("from_attempt")
+    return isinstance(first, int) and attempt.number >= first

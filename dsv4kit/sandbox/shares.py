@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dsv4kit import hints
 from dsv4kit.errors import UserError
+from dsv4kit.run.files import write_text
 from dsv4kit.sandbox.host import mount_points, must
 from dsv4kit.sandbox.node import NAMESPACES, Node, same_directory, view
 from dsv4kit.sandbox.spec import Layout
@@ -43,9 +44,7 @@ def record(layout: Layout, paths: Iterable[Path]) -> None:
     known = dict.fromkeys(recorded(layout))
     wanted = {**known, **dict.fromkeys(pair for path in paths for pair in pairs_for(path))}
     if wanted != known or not layout.shares.exists():
-        whole = layout.shares.with_suffix(".new")
-        whole.write_text("".join(f"{source}\0{target}\0" for source, target in wanted))
-        whole.replace(layout.shares)
+        write_text(layout.shares, "".join(f"{source}\0{target}\0" for source, target in wanted))
 
 
 def show(node: Node, paths: Iterable[Path]) -> None:

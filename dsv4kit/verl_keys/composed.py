@@ -13,7 +13,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dsv4kit.config.cache import cache_dir
 from dsv4kit.config.tree import leaves
+from dsv4kit.run.files import write_text
 
 MISSING = "???"
 # A key whose last part is as plain as this has no meaning of its own to Hydra (`a@b`, `~a`, a config group).
@@ -127,13 +127,5 @@ def load(path: Path) -> Composed | None:
 
 def store(path: Path, composed: Composed) -> None:
     """Keeps it; where that does not work, nothing is kept."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_text(
-                json.dumps({name: sorted(names) for name, names in composed._asdict().items()}), encoding="utf-8"
-            )
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_text(path, json.dumps({name: sorted(names) for name, names in composed._asdict().items()}))

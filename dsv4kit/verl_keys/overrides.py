@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError
+from dsv4kit.run.directory import RunDir
 from dsv4kit.verl_keys import grpo, sft
 from dsv4kit.verl_keys.features import Features, features_of
 from dsv4kit.verl_keys.pairs import Pair, Pairs, is_sft
@@ -146,4 +148,4 @@ def deterministic(kit_dir: str) -> Mapping[str, Any]:
 
 def checkpoint_dir(settings: Settings, run_dir: str) -> str:
     """verl's `default_local_dir`: `checkpoints/` in the run unless the settings say otherwise."""
-    return settings.checkpoint.directory or f"{run_dir}/checkpoints"
+    return settings.checkpoint.directory or str(RunDir(Path(run_dir)).checkpoints)

@@ -16,11 +16,11 @@ from dsv4kit.launch import doctor
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.resume import Resumption
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import RunState, read_state
 from dsv4kit.launch.submission import Submission
 from dsv4kit.run import ends
+from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -120,7 +120,7 @@ def steps(state: RunState) -> list[tuple[int | None, int | None]]:
 def test_a_crash_costs_one_segment_the_next_goes_on_and_a_resume_makes_two_steps_more(cluster: Cluster) -> None:
     run = cluster.submit("whole", ("schedule.steps", 3), fault="crash@2", nodes=1)
     state = cluster.wait(run)
-    assert state.verdict == "finished"
+    assert state.state == "finished"
     assert steps(state) == [(0, 1), (1, 3)]
     assert [segment.end for segment in state.segments] == [ends.NETWORK, ends.COMPLETED]
     assert "NCCL error" in state.segments[0].evidence[0]
@@ -131,10 +131,10 @@ def test_a_crash_costs_one_segment_the_next_goes_on_and_a_resume_makes_two_steps
     links = Resumption(run, cluster.slurm, steps=5).submit(print)
     assert [link.segment for link in links] == [3]
     state = cluster.wait(run)
-    assert (state.verdict, state.saved_step) == ("finished", 5)
+    assert (state.state, state.saved_step) == ("finished", 5)
     assert steps(state)[-1] == (3, 5)
 
-    attempt = run.segment(1) / "attempt-0"
+    attempt = run.segment(1).path / "attempt-0"
     sampled = {path.stem for path in (attempt / "nodes").glob("*.csv")}
     assert len(sampled) == 1
     assert not list(Path("/tmp").glob("ray-*"))
@@ -143,7 +143,7 @@ def test_a_crash_costs_one_segment_the_next_goes_on_and_a_resume_makes_two_steps
 def test_a_run_that_makes_no_progress_stops_and_cancels_the_rest(cluster: Cluster) -> None:
     run = cluster.submit_sft("stuck", ("schedule.steps", 6), fault="oom@1!")
     state = cluster.wait(run)
-    assert state.verdict == "stopped"
+    assert state.state == "stopped"
     assert "2 attempts in a row without progress" in state.reason
     assert [segment.end for segment in state.segments] == [ends.OUT_OF_GPU_MEMORY, ends.OUT_OF_GPU_MEMORY, None]
     assert [segment.state for segment in state.segments] == ["COMPLETED", "FAILED", "CANCELLED"]
@@ -160,9 +160,9 @@ def test_a_lost_tracker_is_rebuilt_and_a_broken_checkpoint_set_aside(cluster: Cl
     state = cluster.wait(run)
     # Without a tracker as many segments were submitted as the whole run takes; the last finds nothing to do.
     assert steps(state)[2:4] == [(3, 5), (5, 6)]
-    assert state.verdict == "finished"
+    assert state.state == "finished"
     assert list((run.path / "quarantine").iterdir())
-    notes = json.loads((run.segment(3) / "attempt-0" / "outcome.json").read_text())["notes"]
+    notes = json.loads((run.segment(3).path / "attempt-0" / "outcome.json").read_text())["notes"]
     assert any("fell back from step 4 to step 3" in note for note in notes)
 
 
@@ -190,7 +190,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) 
         subprocess.run(["rm", "-r", step], check=True)
     Resumption(run, cluster.slurm, steps=4).submit(print)
     state = cluster.wait(run)
-    assert state.verdict == "stopped"
+    assert state.state == "stopped"
     assert state.segments[-1].end == ends.CHECKPOINT
     assert "not starting over" in state.segments[-1].evidence[0]
 
@@ -211,7 +211,7 @@ def test_no_variable_of_slurms_clients_changes_what_a_verb_does(
         steered = copy.copy(cluster)
         steered.slurm = Slurm(cluster.sandbox.client_env)
         run = steered.submit_sft("steered", ("env.STAND_IN_STEP_S", "60"))
-        steered.wait(run, until=lambda state: state.verdict == "running")
+        steered.wait(run, until=lambda state: state.state == "running")
         jobs = cluster.slurm.live(run.job_name)
         assert len(jobs) == 3
         assert cluster.shown(next(iter(jobs)), "TimeLimit") == "00:30:00"
@@ -244,7 +244,7 @@ def test_a_resume_with_other_settings_and_the_new_kit_goes_on_where_the_run_was(
     asked = Asked(overrides, queue={"PARTITION": "main", "EXCLUDE": node}, new_kit=True)
     links = Resumption(run, cluster.slurm, steps=4, asked=asked).submit(print)
     state = cluster.wait(run)
-    assert (state.verdict, steps(state)) == ("finished", [(0, 2), (2, 4)])
+    assert (state.state, steps(state)) == ("finished", [(0, 2), (2, 4)])
     assert not (run.path / "checkpoints" / "global_step_3").exists()
     assert cluster.shown(links[0].job_id, "TimeLimit") == "00:07:00"
     assert cluster.nodes_of(links[0].job_id) != node

@@ -9,9 +9,9 @@ from dsv4kit.cli.doctor import node_table
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.launch.doctor import examine
 from dsv4kit.launch.doctor_visit import Visit, send
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
+from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -56,4 +56,4 @@ def test_a_bad_node_is_named_the_others_are_shown_and_nothing_is_measured(submis
     visit = visited(dataclasses.replace(submission, site=site))
     assert visit.problem() == "not measured: node1 would not take part in a run"
     assert {report.host: len(report.problems) for report in visit.reports()} == {"node1": 1, "node2": 0}
-    assert not Path(visit.run.segment(1) / "attempt-0" / "bandwidth.json").exists()
+    assert not Path(visit.run.segment(1).path / "attempt-0" / "bandwidth.json").exists()

@@ -10,8 +10,8 @@ import pytest
 from test_chain import Cluster, steps
 
 from dsv4kit.launch.cancel import cancel_run
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.run import ends
+from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -33,14 +33,14 @@ def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) 
         changes = [("schedule.steps", 2), ("schedule.segment_steps", 1), ("hardware.min_shm_gib", shm_gib)]
         run = cluster.submit_sft("bad-node", *changes, nodes=2)
         cluster.wait(run, lambda state: state.segments[0].over)
-        outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
+        outcome = json.loads((run.segment(1).path / "attempt-0" / "outcome.json").read_text())
         assert outcome["end"] == ends.PREFLIGHT
         assert outcome["excluded_nodes"] == ["node2"]
         assert "node2: /dev/shm" in outcome["evidence"][0]
         state = cluster.wait(run)
         assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
         assert steps(state) == [(0, 0), (0, 1)]
-        assert state.verdict == "incomplete"
+        assert state.state == "incomplete"
     finally:
         cluster.sandbox.exec("node2", ["rm", "/dev/shm/full"])
 
@@ -54,7 +54,7 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
     cluster.sandbox.kill_node(node)
     try:
         state = cluster.wait(run, limit_s=600)
-        assert state.verdict == "finished"
+        assert state.state == "finished"
         assert state.segments[0].attempts == 2
         assert state.segments[0].start_step is not None
         assert state.segments[0].start_step >= 1
@@ -66,7 +66,7 @@ def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_
     cluster: Cluster,
 ) -> None:
     run = cluster.submit_sft("middle", ("env.STAND_IN_STEP_S", "1"))
-    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
+    state = cluster.wait(run, lambda state: "import" in state.segments[0].seconds)
     cluster.slurm.cancel([state.segments[1].job_id])
     state = cluster.wait(run)
     assert [steps(state)[0], steps(state)[2]] == [(0, 2), (2, 4)]
@@ -79,25 +79,25 @@ def test_a_finished_segment_that_slurm_starts_again_leaves_the_running_one_alone
     state = cluster.wait(run, lambda state: "trainer start" in state.segments[1].seconds)
     cluster.slurm.run("scontrol", "requeue", state.segments[0].job_id)
     cluster.slurm.run("scontrol", "update", f"JobId={state.segments[0].job_id}", "Dependency=")
-    rival = run.segment(1) / "attempt-1" / "outcome.json"
+    rival = run.segment(1).path / "attempt-1" / "outcome.json"
     state = cluster.wait(run, lambda state: rival.exists() or state.over)
     outcome = json.loads(rival.read_text())
     assert (outcome["end"], outcome["verdict"]) == (ends.ANOTHER_LIVE, "continue")
     assert f"job {state.segments[1].job_id} on node" in outcome["evidence"][0]
-    assert not (run.segment(1) / "attempt-1" / "driver.log").exists()
+    assert not (run.segment(1).path / "attempt-1" / "driver.log").exists()
     state = cluster.wait(run)
-    assert state.verdict == "finished"
+    assert state.state == "finished"
     assert steps(state)[1:] == [(2, 4), (4, 6)]
     assert not (run.path / "lease.json").exists()
 
 
 def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
     run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
-    state = cluster.wait(run, lambda state: "trainer start" in state.segments[0].seconds)
+    state = cluster.wait(run, lambda state: "import" in state.segments[0].seconds)
     assert cancel_run(run, cluster.slurm) == len(state.segments)
     state = cluster.wait(run)
     assert {segment.state for segment in state.segments} == {"CANCELLED"}
-    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
+    assert (state.state, state.segments[0].end) == ("cancelled", ends.CANCELLED)
     deadline = time.monotonic() + 30
     while left := _run_processes(run):
         assert time.monotonic() < deadline, left

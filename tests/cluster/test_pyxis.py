@@ -15,9 +15,9 @@ from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.image import squashfs
 from dsv4kit.launch.doctor import examine
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
+from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -103,7 +103,7 @@ def test_the_one_srun_of_a_segment_has_the_options_pyxis_needs(
 ) -> None:
     run = cluster.submit("r", ("recipe.module", "stand_in_sft"), ("schedule.steps", 2), recipe="sft", site=site)
     state = cluster.wait(run)
-    assert (state.verdict, steps(state)) == ("finished", [(0, 2)])
+    assert (state.state, steps(state)) == ("finished", [(0, 2)])
 
     tasks = recorder.of(state.segments[0].job_id)
     batch = [task for task in tasks if task.step == "batch"]
@@ -123,7 +123,7 @@ def test_the_one_srun_of_a_segment_has_the_options_pyxis_needs(
     # The payload is submitit's, with the image's own PYTHONPATH left to it.
     assert all(task.argv[:2] == ["bash", "-c"] for task in agents)
     assert all(task.argv[3:5] == ["agent", str(runtime_python())] for task in agents)
-    assert agents[0].argv[-1] == str(run.segment(1) / "submitit")
+    assert agents[0].argv[-1] == str(run.segment(1).path / "submitit")
 
 
 def test_a_site_that_wants_the_image_writable_says_so_to_pyxis(

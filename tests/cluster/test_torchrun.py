@@ -9,9 +9,9 @@ from test_chain import Cluster, steps
 
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.run import ends
-from dsv4kit.run.phases import START
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.phases import IMPORT
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -30,18 +30,18 @@ def submit(cluster: Cluster, name: str, *changes: tuple[str, object], fault: str
 def test_two_segments_of_two_nodes_and_a_resume_of_the_finished_run_trains_nothing(cluster: Cluster) -> None:
     run = submit(cluster, "whole", ("schedule.steps", 4))
     state = cluster.wait(run)
-    assert (state.verdict, steps(state)) == ("finished", [(0, 2), (2, 4)])
+    assert (state.state, steps(state)) == ("finished", [(0, 2), (2, 4)])
     assert sorted(state.losses) == [1, 2, 3, 4]
     assert state.measure[0] == "loss"
     assert (run.path / "checkpoints" / "global_step_4" / "dsv4kit.sizes.json").exists()
-    attempt = run.segment(1) / "attempt-0"
+    attempt = run.segment(1).path / "attempt-0"
     assert "rank 1 of 2" in next((attempt / "nodes").glob("*.torchrun.log")).read_text()
     assert not (attempt / "ray_head.json").exists()
 
     # A segment too many, as a chain has one after a crash that was caught up with.
-    spec = run.node_spec()
+    spec = run.node_spec_file.read_text()
     Resumption(run, cluster.slurm, steps=6).submit(print)
-    (run.path / "node.json").write_text(json.dumps(spec))
+    run.node_spec_file.write_text(spec)
     state = cluster.wait(run, lambda state: state.segments[-1].over)
     assert state.segments[-1].end == ends.NOTHING_TO_DO
     assert state.saved_step == 4
@@ -50,7 +50,7 @@ def test_two_segments_of_two_nodes_and_a_resume_of_the_finished_run_trains_nothi
 def test_processes_that_die_on_another_node_end_the_attempt_with_their_own_reason(cluster: Cluster) -> None:
     run = submit(cluster, "crash", ("schedule.steps", 4), ("schedule.segment_steps", 4), fault="crash@3")
     state = cluster.wait(run)
-    outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
+    outcome = json.loads((run.segment(1).path / "attempt-0" / "outcome.json").read_text())
     assert outcome["end"] == ends.OUT_OF_GPU_MEMORY
     assert outcome["evidence"][0].startswith("node")
     assert outcome["excluded_nodes"] == []
@@ -59,11 +59,11 @@ def test_processes_that_die_on_another_node_end_the_attempt_with_their_own_reaso
 
 def test_a_run_that_its_user_cancels_says_so_everywhere(cluster: Cluster) -> None:
     run = submit(cluster, "unwanted", ("env.STAND_IN_STEP_S", "600"))
-    cluster.wait(run, lambda state: state.segments[0].phase == START)
+    cluster.wait(run, lambda state: state.segments[0].phase == IMPORT)
     assert cancel_run(run, cluster.slurm) == 3
     state = cluster.wait(run, lambda state: state.over and state.segments[0].end is not None)
-    assert (state.verdict, state.segments[0].end) == ("cancelled", ends.CANCELLED)
-    assert "segment 1: cancelled, stop: by the user, at step 0" in (run.segment(1) / "slurm.log").read_text()
+    assert (state.state, state.segments[0].end) == ("cancelled", ends.CANCELLED)
+    assert "segment 1: cancelled, stop: by the user, at step 0" in (run.segment(1).path / "slurm.log").read_text()
 
 
 def test_a_setup_that_fails_on_a_node_is_that_nodes_fault(cluster: Cluster) -> None:
@@ -80,7 +80,7 @@ def test_a_setup_that_fails_on_a_node_is_that_nodes_fault(cluster: Cluster) -> N
         site=site,
     )
     state = cluster.wait(run)
-    outcome = json.loads((run.segment(1) / "attempt-0" / "outcome.json").read_text())
+    outcome = json.loads((run.segment(1).path / "attempt-0" / "outcome.json").read_text())
     assert (outcome["end"], outcome["excluded_nodes"]) == (ends.PREFLIGHT, ["node2"])
     assert "setup: ended with status 1" in outcome["evidence"][0]
     assert "no wheelhouse here" in outcome["evidence"][0]

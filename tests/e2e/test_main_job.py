@@ -58,7 +58,7 @@ def test_the_plan_comes_first_and_every_step_is_shown(chained: str) -> None:
 
 def test_each_segment_resumes_where_the_one_before_ended(kit: Kit, chained: str) -> None:
     status = kit.status("chained")
-    assert status["verdict"] == "finished"
+    assert status["state"] == "finished"
     assert status["saved_step"] == STEPS
     steps = [(segment["start_step"], segment["end_step"]) for segment in status["segments"]]
     assert steps == [(0, 3), (3, 6)]

@@ -36,7 +36,7 @@ def test_the_loss_of_every_step_is_shown(whole: str) -> None:
 def test_a_new_segment_goes_on_from_the_step_that_was_asked_for(kit: Kit, again: str) -> None:
     assert "run sft: goes on from step 4 of 6" in again
     status = kit.status("sft")
-    assert status["verdict"] == "finished"
+    assert status["state"] == "finished"
     assert [(segment["start_step"], segment["end_step"]) for segment in status["segments"]] == [(0, 6), (4, 6)]
     assert [segment["end"] for segment in status["segments"]] == ["completed", "completed"]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dsv4kit.config.loading import combinations, load_settings, load_site
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
+from dsv4kit.run.directory import RunDir
 from dsv4kit.verl_keys import chat_template
 
 FAR = load_site("sandbox").model_copy(update={"name": "far", "python": "/env/bin/python"})

@@ -15,8 +15,8 @@ from dsv4kit import quoting
 from dsv4kit.config.loading import load_settings, load_site
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.render import SegmentScript
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
+from dsv4kit.run.directory import RunDir
 
 
 def script(run: Path, segment: int = 1, **slurm: Any) -> SegmentScript:

@@ -12,7 +12,7 @@ import pytest
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
 from dsv4kit.launch.render import SegmentScript
-from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.run.directory import RunDir
 
 HERE = Path(__file__).parent
 PAYLOAD = "python3 -u -m submitit.core._submit /shared/runs/first/segments/0001/submitit"

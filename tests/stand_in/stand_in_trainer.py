@@ -1,7 +1,8 @@
 """Stands in for verl's driver where a test is about the kit and not about training: its arguments, files, log lines.
 
 It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes metrics, and
-misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!".
+misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!". Before
+it begins it says STAND_IN_SAYS.
 """
 
 import json
@@ -63,6 +64,7 @@ def main() -> int:
     ranks = int(argument("trainer.nnodes")) * int(argument("trainer.n_gpus_per_node"))
     tracker = directory / "latest_checkpointed_iteration.txt"
     step = int(tracker.read_text()) if tracker.exists() else 0
+    print(os.environ.get("STAND_IN_SAYS", ""), flush=True)
     if step:
         print(
             f"(TaskRunnerV1 pid=1) Resuming from {directory}/global_step_{step}, setting global step to {step}",

@@ -2,8 +2,11 @@
 
 import ast
 import functools
+import graphlib
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +20,16 @@ PACKAGE = ROOT / "dsv4kit"
 # where the control plane is not installed.
 ALLOWED = {
     "run": {"run"},
-    "checkpoint": {"checkpoint"},
-    "plugin": {"plugin"},
+    "checkpoint": {"checkpoint", "run"},
+    "plugin": {"plugin", "run"},
     "node": {"checkpoint", "node", "run"},
     "config": {"config", "errors", "yaml_text"},
-    "plan": {"config", "errors", "plan", "text_table", "yaml_text"},
-    "verl_keys": {"config", "errors", "quoting", "verl_keys"},
+    "plan": {"config", "errors", "plan", "text_table", "yaml_text", "run"},
+    "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
     "weights": {"errors", "weights"},
     "feasibility": {"config", "errors", "feasibility", "plan", "verl_keys", "weights"},
-    "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys"},
-    "sandbox": {"config", "errors", "hints", "launch", "locking", "packages", "sandbox", "text_table"},
+    "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys", "run"},
+    "sandbox": {"config", "errors", "hints", "launch", "locking", "packages", "sandbox", "text_table", "run"},
     "launch": {
         *("checkpoint", "config", "errors", "feasibility", "hints", "image", "launch", "node", "plan", "quoting"),
         *("run", "verl_keys", "yaml_text"),
@@ -151,3 +154,128 @@ def test_a_plan_imports_only_what_it_uses() -> None:
         "print([m for m in ('jinja2', 'submitit', 'hydra', 'statistics') if m in sys.modules])"
     )
     assert last_line_of(script) == "[]"
+
+
+def test_what_is_frozen_into_runs_is_frozen_whole(tmp_path: Path) -> None:
+    freeze(tmp_path / "kit")
+    for package in ("run", "checkpoint"):
+        frozen = {path.name for path in (tmp_path / "kit" / "dsv4kit" / package).iterdir()}
+        assert frozen == {path.name for path in (PACKAGE / package).glob("*.py")}
+
+
+@pytest.mark.parametrize("package", ["run", "checkpoint"])
+def test_the_formats_need_the_standard_library_only(package: str) -> None:
+    for path in (PACKAGE / package).rglob("*.py"):
+        names = {
+            name.partition(".")[0]
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        assert names <= {*sys.stdlib_module_names, "dsv4kit"}, path
+
+
+def texts(path: Path) -> Iterator[str]:
+    """Every text in the code of a module; docstrings are none, and of an f-string its fixed parts are."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.value
+
+
+# Of a run directory, where no other file has the name; the template of a script is none of its files.
+NAME_IN_A_RUN = re.compile(
+    r"\b(node|chain|plan|outcome|ready|over|stopped|torchrun|ray_head|ray_nodes|request|changes|cancelled|lease|doctor"
+    r"|bandwidth)\.json\b|\brun\.yaml\b|\b(phases|metrics)\.jsonl\b|\b(driver|slurm)\.log\b|\bsegment\.sbatch(?!\.j2)"
+    r"|\bjob\.env\b|\battempt-|\bsegments/"
+)
+# Words besides, names in a run only where they end a path: `run.path / "kit"`.
+WORD_IN_A_RUN = {
+    *("segments", "nodes", "verdict", "excluded_nodes", "STOP", "quarantine", "ray-logs", "checkpoints", "submitit"),
+}
+
+
+def ends_of_paths(path: Path) -> Iterator[str]:
+    """Every text that a module puts behind a `/`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
+            yield str(node.right.value)
+
+
+def test_names_in_a_run_directory_are_spelt_in_its_own_package_only() -> None:
+    outside = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "run")]
+    found = [(str(path), text) for path in outside for text in texts(path) if NAME_IN_A_RUN.search(text)]
+    # The sandbox has a directory of its own, with `nodes` in it.
+    found += [
+        (str(path), text)
+        for path in outside
+        if not path.is_relative_to(PACKAGE / "sandbox")
+        for text in ends_of_paths(path)
+        if text in WORD_IN_A_RUN
+    ]
+    assert found == []
+
+
+def test_what_verl_leaves_on_disk_is_spelt_in_its_own_package_only() -> None:
+    name = re.compile(r"global_step_|latest_checkpointed_iteration|ckpt_contents\.json|_world_size_")
+    found = {
+        str(path.relative_to(PACKAGE)): text
+        for path in PACKAGE.rglob("*.py")
+        if not path.is_relative_to(PACKAGE / "checkpoint")
+        for text in texts(path)
+        if name.search(text)
+    }
+    # What verl prints, which is no path to open.
+    found.pop("run/driver_log.py", None)
+    assert found == {}
+
+
+def test_a_file_is_replaced_in_one_place_only() -> None:
+    """`os.replace` and `Path.replace`: the one function beside them syncs the file and its directory."""
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                not isinstance(node, ast.Call)
+                or not isinstance(node.func, ast.Attribute)
+                or node.func.attr != "replace"
+            ):
+                continue
+            owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+            # A text's `replace` has two arguments or more, and that of dataclasses has keywords.
+            if owner == "os" or (len(node.args) == 1 and not node.keywords and owner != "dataclasses"):
+                found.append(str(path.relative_to(PACKAGE)))
+    assert found == ["run/files.py"]
+
+
+def imports_within(path: Path, package: str) -> set[str]:
+    """Modules of the package that the module imports at once; what a function imports later makes no circle."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith(f"dsv4kit.{package}.")}
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")))
+def test_no_package_has_a_circle_inside(package: str) -> None:
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in (PACKAGE / package).rglob("*.py")
+    }
+    graph = {name: imports_within(path, package) & modules.keys() for name, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle

@@ -2,6 +2,7 @@
 
 import getpass
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import doctor
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
 from dsv4kit.node import bandwidth, inventory, preflight
-from dsv4kit.node.preflight import NodeReport
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.node_files import NodeReport
 
 USER = getpass.getuser()
 PARTITION = "PartitionName=batch AllowGroups=ALL MaxTime=2:00:00 MaxNodes=32 State=UP TotalNodes=80"
@@ -219,7 +220,7 @@ class TestNode:
     def test_the_facts_of_this_machine_can_be_written_down(self, tmp_path: Path) -> None:
         facts = inventory.facts(str(tmp_path))
         assert facts["gpus"] == "none" or os.path.exists("/dev/nvidia0")
-        assert NodeReport("n", "a", facts=facts).as_dict()["facts"] == facts
+        assert asdict(NodeReport("n", "a", facts=facts))["facts"] == facts
 
     def test_bus_bandwidth_is_that_of_a_link(self) -> None:
         assert bandwidth.all_reduce_factor(2) == 1

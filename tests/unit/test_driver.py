@@ -4,14 +4,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from test_node import node_spec
 
 from dsv4kit.checkpoint import inspection, tracker
-from dsv4kit.node.driver import Driver, DriverEnd, command
+from dsv4kit.node.driver import Driver, DriverEnd, command, phase_of
 from dsv4kit.run import ends
+from dsv4kit.run.directory import AttemptDir
+from dsv4kit.run.driver_log import DriverLog
 from dsv4kit.run.node_spec import Limits, NodeSpec
-from dsv4kit.run.phases import Phases
+from dsv4kit.run.phases import Phases, parse
 
 TESTS = Path(__file__).parents[1]
 
@@ -22,20 +23,24 @@ def drive(
     start: int = 0,
     spec: NodeSpec | None = None,
     interrupted: Callable[[], str | None] = lambda: None,
+    notes: list[str] | None = None,
     **env: str,
 ) -> DriverEnd:
-    attempt = tmp_path / f"attempt-{len(list(tmp_path.glob('attempt-*')))}"
-    attempt.mkdir()
+    attempt = AttemptDir(tmp_path / f"attempt-{len(list(tmp_path.glob('attempt-*')))}")
+    attempt.path.mkdir()
     spec = spec or node_spec(tmp_path)
-    driver = Driver(spec, attempt, Phases(attempt / "phases.jsonl"), start, command(spec, start, target))
+    driver = Driver(spec, attempt, Phases(attempt.phases_file), start, command(spec, start, target))
     variables = {
         **os.environ,
         "PYTHONPATH": str(TESTS / "stand_in"),
-        "VERL_FILE_LOGGER_PATH": str(attempt / "metrics.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(attempt.metrics_file),
         "STAND_IN_STEP_S": "0.01",
         **env,
     }
-    return driver.run(variables, interrupted)
+    ended = driver.run(variables, interrupted)
+    if notes is not None:
+        notes += driver.notes
+    return ended
 
 
 def test_it_ends_with_the_last_step_saved_and_sized(tmp_path: Path) -> None:
@@ -75,10 +80,67 @@ def test_a_crash_is_reported_as_it_is(tmp_path: Path) -> None:
     assert drive(tmp_path, STAND_IN_FAULT="crash@2") == DriverEnd(1, None, [])
 
 
-@pytest.mark.parametrize("start", [0])
-def test_phases_say_when_the_steps_began(tmp_path: Path, start: int) -> None:
-    drive(tmp_path, start=start)
-    assert '"steps"' in (tmp_path / "attempt-0" / "phases.jsonl").read_text()
+RAY = "(TaskRunnerV1 pid=7) INFO:2026-11-30 12:53:01,123:"
+
+
+def phases_of(*lines: str, saved: int = 0) -> list[str]:
+    """What the driver is doing after each line."""
+    log = DriverLog()
+    return [phase_of(log, saved) for line in lines if log.feed(line) is not None]
+
+
+def test_every_part_of_a_start_is_a_phase() -> None:
+    assert phases_of(
+        "importing",
+        f"{RAY}Total training steps: 4",
+        f"{RAY}actor and ref model engine initialized",
+        f"{RAY}checkpoint engine manager initialized",
+        f"{RAY}Resuming from /r/global_step_2, setting global step to 2",
+        f"{RAY}all initialize finished, ready to fit",
+    ) == ["import", "actor", "rollout", "load", "load", "steps"]
+
+
+def test_sft_tells_of_no_engines() -> None:
+    begins = [
+        "Found latest checkpoint: /r/global_step_4 (step 4)",
+        "[Rank 0] Total training steps: 8,",
+        "step:5 - train/loss:1.25",
+    ]
+    assert phases_of("importing", *begins) == ["import", "steps", "steps", "steps"]
+    assert phases_of("[Rank 0] Total training steps: 8,") == ["steps"]
+
+
+def test_a_save_lasts_until_the_tracker_names_it_or_the_next_step_is_made() -> None:
+    step, saving = f"{RAY}step:{{}} - training/global_step:{{}}", f"{RAY}Saving checkpoint to /r/global_step_2"
+    assert phases_of(step.format(1, 1), saving) == ["steps", "save"]
+    assert phases_of(step.format(1, 1), saving, saved=2) == ["steps", "steps"]
+    assert phases_of(saving, step.format(3, 3))[-1] == "steps"
+
+
+def test_the_phases_of_a_start_are_kept_as_they_are_logged(tmp_path: Path) -> None:
+    drive(tmp_path, STAND_IN_SAYS=f"{RAY}Total training steps: 4\n{RAY}actor and ref model engine initialized")
+    marks, notes = parse((tmp_path / "attempt-0" / "phases.jsonl").read_bytes().splitlines())
+    told = [mark.phase for mark in marks if mark.phase != "import"]  # which the lead marks before
+    assert told[:3] == ["actor", "rollout", "steps"]
+    assert notes == []
+
+
+def test_a_data_order_that_was_lost_is_noted_after_a_resume_and_not_at_the_begin(tmp_path: Path) -> None:
+    warning = "Warning: No dataloader state found at /r/global_step_3/data.pt, will start from scratch"
+    drive(tmp_path, STAND_IN_SAYS=warning)
+    drive(tmp_path, start=3, target=6, STAND_IN_SAYS=warning)
+    first, second = (parse((tmp_path / f"attempt-{n}" / "phases.jsonl").read_bytes().splitlines())[1] for n in (0, 1))
+    assert first == []
+    assert second == [
+        "the order of the data was lost at the resume from step 3, and begins anew: No dataloader state found at"
+        " /r/global_step_3/data.pt, will start from scratch"
+    ]
+
+
+def test_an_end_in_the_middle_of_a_save_is_noted(tmp_path: Path) -> None:
+    notes: list[str] = []
+    drive(tmp_path, notes=notes, STAND_IN_FAULT="crash@2", STAND_IN_SAYS=f"{RAY}Saving checkpoint to /r/global_step_2")
+    assert notes == ["it ended while the checkpoint of step 2 was being saved"]
 
 
 def test_each_start_draws_noise_of_its_own_unless_the_samples_have_their_seeds(tmp_path: Path) -> None:

@@ -13,17 +13,18 @@ from dsv4kit.node import ports, setup
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError
 from dsv4kit.node.launchers import BY_NAME
-from dsv4kit.node.preflight import NodeReport
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.ray.launcher import RayLauncher
 from dsv4kit.node.torchrun import TorchrunLauncher
 from dsv4kit.run import ends, files
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.node_files import NodeFiles, NodeReport, NodesSeen
 
 OWN = NodeReport("n0", "10.0.0.1", time=1.0)
 
 
 def attempt(run: Path, rank: int = 0) -> Attempt:
-    made = Attempt(run, segment=1, number=0, rank=rank, job_id="7")
+    made = Attempt(RunDir(run), segment=1, number=0, rank=rank, job_id="7")
     (made.dir / "nodes").mkdir(parents=True, exist_ok=True)
     return made
 
@@ -71,10 +72,11 @@ class TestTorchrun:
         launcher = self.launcher(tmp_path)
         looks = 0
 
-        def watch() -> None:
+        def watch() -> NodesSeen:
             nonlocal looks
             looks += 1
-            files.write_json(launcher.attempt.dir / "nodes" / f"n{looks}.json", NodeReport(f"n{looks}", "a").as_dict())
+            NodeFiles(launcher.attempt.files, f"n{looks}").report(NodeReport(f"n{looks}", "a"))
+            return launcher.attempt.look()
 
         launcher.bring_up(OWN, 4, watch)
         assert files.read_json(launcher.attempt.dir / "torchrun.json") == {"address": "10.0.0.1", "target": 4}
@@ -86,7 +88,7 @@ class TestTorchrun:
         clock = iter(range(0, 10**9, 30))
         monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
         with pytest.raises(AttemptError) as error:
-            launcher.bring_up(OWN, 4, lambda: None)
+            launcher.bring_up(OWN, 4, launcher.attempt.look)
         assert error.value.evidence == ends.Evidence(ends.BRING_UP, ["3 of 3 agents never reported"])
 
     def test_the_node_whose_processes_ended_first_has_the_reason(self, tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ class TestTorchrun:
         assert evidence.end == ends.STORAGE_FULL
         assert evidence.lines == ["n2.torchrun.log: OSError: [Errno 28] No space left on device"]
         # None of these files is taken for a node's report.
-        assert launcher.attempt.reports() == []
+        assert launcher.attempt.look().reports == []
 
     def test_a_worker_waits_for_node_0_and_tells_how_its_processes_ended(self, tmp_path: Path) -> None:
         launcher = self.launcher(tmp_path, rank=1)
@@ -126,7 +128,7 @@ class TestRay:
         """What node 0 says once its readiness watch has given up and only these addresses had joined."""
         launcher = RayLauncher(node_spec(run, nodes=3), attempt(run), dict(os.environ), run / "t")
         for report in (OWN, *self.OTHERS):
-            files.write_json(launcher.attempt.dir / "nodes" / f"{report.host}.json", report.as_dict())
+            NodeFiles(launcher.attempt.files, report.host).report(report)
         files.write_json(launcher.attempt.dir / "ray_nodes.json", list(joined))
         (launcher.attempt.dir / "nodes" / f"{socket.gethostname()}.ray.log").write_text("Exception: timed out\n")
         head = subprocess.Popen(["sleep", "60"])
@@ -134,7 +136,7 @@ class TestRay:
         monkeypatch.setattr(cluster, "start_readiness_watch", lambda *_: subprocess.Popen(["false"]))
         try:
             with pytest.raises(AttemptError) as error:
-                launcher.bring_up(OWN, 4, lambda: None)
+                launcher.bring_up(OWN, 4, launcher.attempt.look)
         finally:
             head.kill()
             head.wait()

@@ -15,10 +15,13 @@ from dsv4kit.node.ray import cluster
 from dsv4kit.node.ray.ready import complete
 from dsv4kit.node.sampler import Sampler, sample
 from dsv4kit.run import files
-from dsv4kit.run.node_spec import Limits, NodeSpec, RayResources
-from dsv4kit.run.phases import Phases
+from dsv4kit.run import node_spec as node_spec_file
+from dsv4kit.run.directory import AttemptDir, RunDir
+from dsv4kit.run.node_files import NodeFiles, NodeReport
+from dsv4kit.run.node_spec import Limits, NodeResources, NodeSpec
+from dsv4kit.run.phases import Mark, Phases, parse, seconds
 
-RESOURCES = RayResources(cpus=8, gpus=1, object_store_bytes=300_000_000, ready_deadline_s=60)
+RESOURCES = NodeResources(cpus=8, gpus=1, object_store_bytes=300_000_000, ready_deadline_s=60)
 
 
 def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
@@ -68,10 +71,45 @@ class TestFiles:
         assert files.read_json(tmp_path / "none" / "x.json") is None
 
     def test_a_line_cut_short_is_left_out(self, tmp_path: Path) -> None:
+        growing = files.GrowingFile(tmp_path / "lines")
+        assert growing.new_lines() == []
         files.append_json(tmp_path / "lines", {"a": 1})
         with (tmp_path / "lines").open("a") as file:
-            file.write('{"a": 2')
-        assert files.read_json_lines(tmp_path / "lines") == [{"a": 1}]
+            file.write('{"a": ')
+            file.flush()
+            assert growing.new_lines() == [b'{"a": 1}']
+            file.write("2}\n")
+        assert growing.new_lines() == [b'{"a": 2}']
+        assert growing.new_lines() == []
+
+    def test_a_file_that_is_begun_anew_is_read_anew(self, tmp_path: Path) -> None:
+        growing = files.GrowingFile(tmp_path / "lines")
+        (tmp_path / "lines").write_text("one\ntwo\n")
+        assert growing.new_lines() == [b"one", b"two"]
+        (tmp_path / "lines").write_text("1\n")
+        assert growing.new_lines() == [b"1"]
+
+    def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(self, tmp_path: Path) -> None:
+        files.write_text(tmp_path / "x", "old")
+
+        def fail() -> None:
+            with files.replacement(tmp_path / "x") as temporary:
+                temporary.write_text("ne")
+                raise RuntimeError("half")
+
+        with pytest.raises(RuntimeError, match="half"):
+            fail()
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
+
+    def test_content_and_name_are_on_disk_before_a_write_returns(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        synced = []
+        monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+        files.write_text(tmp_path / "x", "new")
+        content, *name = (path for path in synced if path.startswith(str(tmp_path)))
+        assert Path(content).name.startswith(".x.")
+        assert name == [str(tmp_path)]
 
 
 class TestPorts:
@@ -135,7 +173,7 @@ class TestEnvironment:
     def test_what_misleads_verl_is_taken_out_and_the_runs_own_put_in(self, tmp_path: Path) -> None:
         spec = node_spec(tmp_path, env={"OMP_NUM_THREADS": "1"}, interface="eth0")
         env = environment.build(
-            {"PATH": "/bin", "ROCR_VISIBLE_DEVICES": "0"}, spec, tmp_path / "attempt-0", tmp_path / "t"
+            {"PATH": "/bin", "ROCR_VISIBLE_DEVICES": "0"}, spec, AttemptDir(tmp_path / "attempt-0"), tmp_path / "t"
         )
         assert "ROCR_VISIBLE_DEVICES" not in env
         assert env["OMP_NUM_THREADS"] == "1"
@@ -143,15 +181,15 @@ class TestEnvironment:
         assert env["VERL_FILE_LOGGER_PATH"] == str(tmp_path / "attempt-0" / "metrics.jsonl")
 
     def test_a_home_that_cannot_be_written_to_is_replaced(self, tmp_path: Path) -> None:
-        env = environment.build({"HOME": "/nowhere"}, node_spec(tmp_path), tmp_path, tmp_path / "t")
+        env = environment.build({"HOME": "/nowhere"}, node_spec(tmp_path), AttemptDir(tmp_path), tmp_path / "t")
         assert env["HOME"] == str(tmp_path / "t" / "home")
-        env = environment.build({"HOME": str(tmp_path)}, node_spec(tmp_path), tmp_path, tmp_path / "t")
+        env = environment.build({"HOME": str(tmp_path)}, node_spec(tmp_path), AttemptDir(tmp_path), tmp_path / "t")
         assert env["HOME"] == str(tmp_path)
 
     def test_the_spec_survives_its_file(self, tmp_path: Path) -> None:
         spec = node_spec(tmp_path, overrides=["a='$x `y` \" é'"])
-        files.write_json(tmp_path / "node.json", spec.as_dict())
-        assert NodeSpec.load(tmp_path) == spec
+        node_spec_file.write(RunDir(tmp_path), spec.as_dict())
+        assert NodeSpec.load(RunDir(tmp_path)) == spec
 
 
 class TestAddress:
@@ -171,13 +209,13 @@ class TestAddress:
 class TestPreflight:
     def test_a_node_with_everything_has_no_problems(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        assert preflight.check(node_spec(tmp_path), "127.0.0.1", tmp_path).problems == []
+        assert preflight.check(node_spec(tmp_path), "127.0.0.1", NodeFiles(AttemptDir(tmp_path), "n1")).problems == []
 
     def test_what_is_missing_is_named_with_its_number(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
         limits = Limits(min_memory_bytes=2**60, min_shm_bytes=2**60, stall_s=1, max_attempts_without_progress=1)
         spec = node_spec(tmp_path, limits=limits, scratch_dir=str(tmp_path / "none"))
-        problems = "\n".join(preflight.check(spec, "127.0.0.1", tmp_path).problems)
+        problems = "\n".join(preflight.check(spec, "127.0.0.1", NodeFiles(AttemptDir(tmp_path), "n1")).problems)
         assert "GiB available, 1073741824.0 GiB needed" in problems
         assert "/dev/shm" in problems
         assert "not there or not writable" in problems
@@ -187,13 +225,13 @@ class TestPreflight:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", ports.OBJECT_MANAGER))
             taken.listen()
-            problems = preflight.check(node_spec(tmp_path), "127.0.0.1", tmp_path).problems
+            problems = preflight.check(node_spec(tmp_path), "127.0.0.1", NodeFiles(AttemptDir(tmp_path), "n1")).problems
         assert any("6381 (object manager)" in problem for problem in problems)
 
     def test_a_clock_far_from_the_others_is_named(self) -> None:
-        reports = [preflight.NodeReport(f"n{i}", "", time=1000.0 + offset) for i, offset in enumerate([0, 1, 2, 400])]
+        reports = [NodeReport(f"n{i}", "", time=1000.0 + offset) for i, offset in enumerate([0, 1, 2, 400])]
         assert preflight.Clocks(began=990.0).off(reports, now=1002.0) == ["n3: its clock is +398 s off"]
-        behind = preflight.NodeReport("slow", "", time=500.0)
+        behind = NodeReport("slow", "", time=500.0)
         assert preflight.Clocks(began=990.0).off([behind], now=1002.0) == ["slow: its clock is more than 490 s behind"]
         assert preflight.Clocks(began=None).off([behind], now=1002.0) == []
 
@@ -201,7 +239,7 @@ class TestPreflight:
         """NFS shows a file to another client when its cache runs out, minutes later under load."""
         clocks = preflight.Clocks(began=990.0)
         assert clocks.off([], now=1000.0) == []
-        assert clocks.off([preflight.NodeReport("late", "", time=1000.0)], now=1300.0) == []
+        assert clocks.off([NodeReport("late", "", time=1000.0)], now=1300.0) == []
 
     @pytest.mark.parametrize(
         ("given", "device", "problems"),
@@ -275,4 +313,14 @@ def test_phases_are_lines_with_their_time(tmp_path: Path) -> None:
     phases = Phases(tmp_path / "phases.jsonl")
     phases.begin("a")
     phases.begin("b")
-    assert [mark["phase"] for mark in files.read_json_lines(tmp_path / "phases.jsonl")] == ["a", "b"]
+    phases.begin("b")
+    phases.note("something to know")
+    marks, notes = parse((tmp_path / "phases.jsonl").read_bytes().splitlines())
+    assert [mark.phase for mark in marks] == ["a", "b"]
+    assert notes == ["something to know"]
+
+
+def test_the_parts_of_a_phase_are_put_together() -> None:
+    marks = [Mark("steps", 10.0), Mark("save", 14.0), Mark("steps", 16.5), Mark("save", 20.0)]
+    assert seconds(marks, ended=None) == {"steps": 7.5, "save": 2.5}
+    assert seconds(marks, ended=21.0) == {"steps": 7.5, "save": 3.5}

@@ -110,7 +110,7 @@ def test_a_site_without_runs_uses_the_built_in_constants():
 
 
 def test_a_run_that_measured_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no sampler files"):
+    with pytest.raises(UserError, match="no memory samples"):
         calibrate(tmp_path, PRO_H100, "here")
 
 

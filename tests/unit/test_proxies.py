@@ -11,6 +11,7 @@ import yaml
 from dsv4kit.cli import main
 from dsv4kit.config.loading import HERE, SITES, combinations, load_settings, load_site, load_yaml, names
 from dsv4kit.launch.proxies import suggestion
+from dsv4kit.run.directory import RunDir
 from dsv4kit.run.outcome import CONTINUE, FINISHED, Outcome, save
 
 SITE = load_site("example-gb200-pyxis")
@@ -27,10 +28,8 @@ def made(runs: Path, name: str, hardware: str = "gb200", model: str = "dsv4-pro-
     return run
 
 
-def ended(run: Path, verdict: str, segment: int) -> None:
-    directory = run / "segments" / f"{segment:04d}"
-    (directory / "attempt-0").mkdir(parents=True, exist_ok=True)
-    save(Outcome(segment, 0, "7", 0, 2, 2, "steps saved", verdict, ""), directory)
+def ended(run: Path, following: str, segment: int) -> None:
+    save(Outcome(segment, 0, "7", 0, 2, 2, "steps saved", following, ""), RunDir(run).segment(segment))
 
 
 def changed(run: Path, *keys: str, value: object) -> None:

@@ -7,8 +7,9 @@ import pytest
 from dsv4kit.cli import runs
 from dsv4kit.cli.sandbox import _ending
 from dsv4kit.errors import UserError
-from dsv4kit.launch.run_dir import RunDir, name_of_job
+from dsv4kit.launch.run_dir import name_of_job
 from dsv4kit.launch.slurm import Slurm
+from dsv4kit.run.directory import RunDir
 from dsv4kit.run.files import write_text
 from dsv4kit.sandbox.spec import ROOT_VARIABLE
 

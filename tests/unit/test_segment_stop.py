@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from dsv4kit.plugin.stop_watch import Watch
+from dsv4kit.run.directory import AttemptDir
 
 
 def test_the_target_is_the_last_step(tmp_path: Path) -> None:
@@ -43,8 +44,8 @@ def test_the_plan_of_the_attempt_and_slurms_end_time_are_what_counts(tmp_path: P
     attempt = tmp_path / "segments" / "0001" / "attempt-0"
     attempt.mkdir(parents=True)
     (attempt / "plan.json").write_text(json.dumps({"start": 4, "target": 8}))
-    watch = Watch.of_attempt(attempt, "1000")
+    watch = Watch.of_attempt(AttemptDir(attempt), "1000")
     assert watch.reason_to_stop(7, now=0) is None
     assert watch.reason_to_stop(8, now=1) == "segment done"
     (attempt.parent / "STOP").touch()
-    assert Watch.of_attempt(attempt, None).reason_to_stop(5, now=0) == "stop requested"
+    assert Watch.of_attempt(AttemptDir(attempt), None).reason_to_stop(5, now=0) == "stop requested"

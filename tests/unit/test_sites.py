@@ -11,10 +11,10 @@ from dsv4kit.config.loading import SITES, Override, load_settings, load_site, na
 from dsv4kit.config.schema import Settings
 from dsv4kit.errors import UserError
 from dsv4kit.launch import mounts, site_files
-from dsv4kit.launch.run_dir import RunDir
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
+from dsv4kit.run.directory import RunDir
 
 
 def site_file(tmp_path: Path, **changes: Any) -> str:

@@ -9,10 +9,11 @@ import pytest
 from dsv4kit.cli.follow import progress_lines, summary
 from dsv4kit.cli.status import table
 from dsv4kit.errors import UserError
-from dsv4kit.launch.run_dir import ChainLink, RunDir, checked_name, find_run
+from dsv4kit.launch.run_dir import checked_name, find_run
 from dsv4kit.launch.slurm import JobState, Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.run import ends, outcome
+from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import append_json, write_json, write_text
 
 
@@ -47,9 +48,9 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def attempt(run: RunDir, segment: int, start: int, target: int, steps: Iterable[int], number: int = 0) -> None:
-    directory = run.segment(segment) / f"attempt-{number}"
+    directory = run.segment(segment).attempt(number).path
     write_json(directory / "plan.json", {"start": start, "target": target})
-    for phase, time in [("bring-up", 10.0), ("trainer start", 17.0), ("steps", 90.0)]:
+    for phase, time in [("bring-up", 10.0), ("import", 17.0), ("steps", 90.0)]:
         append_json(directory / "phases.jsonl", {"phase": phase, "time": time})
     for step in steps:
         append_json(directory / "metrics.jsonl", {"step": step, "data": {"critic/score/mean": step / 10}})
@@ -61,7 +62,7 @@ def save(run: RunDir, segment: int, start: int, reached: int, **changes: object)
         "job_id": "1",
         "target": reached,
         "end": ends.COMPLETED,
-        "verdict": "continue",
+        "next": "continue",
         "reason": "",
     }
     made = outcome.Outcome(segment=segment, start=start, reached=reached, ended=100.0, **{**fields, **changes})  # type: ignore[arg-type]
@@ -70,50 +71,50 @@ def save(run: RunDir, segment: int, start: int, reached: int, **changes: object)
 
 def test_a_run_on_its_way(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
-    assert (state.verdict, state.saved_step, state.total_steps) == ("running", 4, 12)
+    assert (state.state, state.saved_step, state.total_steps) == ("running", 4, 12)
     assert state.last_reward == pytest.approx(0.6)
     first, second, third = state.segments
     assert (first.start_step, first.end_step, first.end) == (0, 4, "completed")
-    assert first.seconds == {"bring-up": 7.0, "trainer start": 73.0, "steps": 10.0}
+    assert first.seconds == {"bring-up": 7.0, "import": 73.0, "steps": 10.0}
     assert (second.start_step, second.end_step, second.last_step) == (4, None, 6)
     assert (second.phase, first.phase, third.phase) == ("steps", None, None)
     assert second.phase_s is not None
-    assert "bring-up 7, trainer start 73, now steps " in table(state)
+    assert "bring-up 7, import 73, now steps " in table(state)
     assert (third.attempts, third.start_step) == (0, None)
 
 
 def test_a_step_made_twice_counts_by_its_later_attempt(run: RunDir) -> None:
     attempt(run, 2, start=4, target=8, steps=[], number=1)
-    append_json(run.segment(2) / "attempt-1" / "metrics.jsonl", {"step": 5, "data": {"critic/score/mean": 0.99}})
+    append_json(run.segment(2).path / "attempt-1" / "metrics.jsonl", {"step": 5, "data": {"critic/score/mean": 0.99}})
     assert read_state(run, Queue()).rewards[5] == 0.99
 
 
 def test_all_steps_saved_is_finished(run: RunDir) -> None:
     write_text(run.path / "checkpoints" / "latest_checkpointed_iteration.txt", "12")
-    assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="COMPLETED")).verdict == "finished"
+    assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="COMPLETED")).state == "finished"
 
 
 def test_a_finished_run_that_is_to_go_back_is_not_finished(run: RunDir) -> None:
     write_text(run.path / "checkpoints" / "latest_checkpointed_iteration.txt", "12")
     queue = Queue(j11="COMPLETED", j12="COMPLETED", j13="PENDING")
-    assert read_state(run, queue).verdict == "finished"
-    write_json(run.segment(3) / "request.json", {"from_step": 4, "allow_restart": False})
+    assert read_state(run, queue).state == "finished"
+    write_json(run.segment(3).path / "request.json", {"from_step": 4, "allow_restart": False})
     state = read_state(run, queue)
-    assert (state.verdict, state.over) == ("waiting", False)
-    assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="CANCELLED")).verdict == "finished"
+    assert (state.state, state.over) == ("waiting", False)
+    assert read_state(run, Queue(j11="COMPLETED", j12="COMPLETED", j13="CANCELLED")).state == "finished"
 
 
 def test_a_chain_used_up_is_incomplete_and_says_what_to_do(run: RunDir) -> None:
     state = read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="FAILED"))
-    assert state.verdict == "incomplete"
+    assert state.state == "incomplete"
     assert state.reason == "step 4 of 12 is saved and no segment is left"
     assert "`dsv4kit resume --run first` goes on" in table(state)
 
 
 def test_a_chain_that_stopped_itself_says_why(run: RunDir) -> None:
-    save(run, 2, start=4, reached=4, verdict="stop", reason="2 attempts in a row without progress", evidence=["CUDA"])
+    save(run, 2, start=4, reached=4, next="stop", reason="2 attempts in a row without progress", evidence=["CUDA"])
     state = read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="CANCELLED"))
-    assert (state.verdict, state.reason) == ("stopped", "2 attempts in a row without progress")
+    assert (state.state, state.reason) == ("stopped", "2 attempts in a row without progress")
     assert "segment 2: CUDA" in table(state)
 
 
@@ -124,7 +125,7 @@ def test_jobs_slurm_has_forgotten_are_told_from_what_they_left(run: RunDir) -> N
 
 def test_without_slurm_the_directory_still_tells_the_steps(run: RunDir) -> None:
     state = read_state(run, Unreachable())
-    assert (state.verdict, state.reason, state.saved_step) == ("unknown", "Slurm is not reachable", 4)
+    assert (state.state, state.reason, state.saved_step) == ("unknown", "Slurm is not reachable", 4)
     assert progress_lines(state)[-1] == "waiting for Slurm to answer: Slurm is not reachable"
 
 
@@ -133,7 +134,7 @@ def test_the_table_and_the_json_say_the_same(run: RunDir) -> None:
     text = table(state)
     assert "first: running, 4 of 12 steps saved, last reward 0.600" in text
     assert "0-4 of 4" in text
-    assert "bring-up 7, trainer start 73, steps 10" in text
+    assert "bring-up 7, import 73, steps 10" in text
     assert json.loads(json.dumps(state.as_dict()))["segments"][0]["end_step"] == 4
 
 
@@ -155,13 +156,13 @@ def test_a_run_that_goes_on_shows_only_its_new_segments(run: RunDir) -> None:
 
 
 def test_the_quiet_phase_says_how_to_look_inside(run: RunDir) -> None:
-    append_json(run.segment(2) / "attempt-0" / "phases.jsonl", {"phase": "trainer start", "time": 95.0})
+    append_json(run.segment(2).path / "attempt-0" / "phases.jsonl", {"phase": "import", "time": 95.0})
     state = read_state(run, Queue(j11="COMPLETED", j12="RUNNING", j13="PENDING"))
     assert any("`dsv4kit logs --run first --follow`" in line for line in progress_lines(state))
 
 
 def test_the_last_line_of_a_run_that_stopped_names_what_comes_next(run: RunDir) -> None:
-    save(run, 2, start=4, reached=4, verdict="stop", reason="2 attempts in a row without progress")
+    save(run, 2, start=4, reached=4, next="stop", reason="2 attempts in a row without progress")
     last = summary(read_state(run, Queue(j11="COMPLETED", j12="FAILED", j13="CANCELLED")))
     assert last.endswith("`dsv4kit logs --run first --segment 2` shows its log, `dsv4kit resume --run first` goes on")
     write_text(run.path / "checkpoints" / "latest_checkpointed_iteration.txt", "12")

@@ -20,11 +20,13 @@ from dsv4kit.launch import ownership
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.chain import JobsLeftError
 from dsv4kit.launch.resume import Resumption
-from dsv4kit.launch.run_dir import RunDir
+from dsv4kit.launch.run_dir import read_record
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission
 from dsv4kit.run import ends, outcome
+from dsv4kit.run.directory import RunDir
+from dsv4kit.run.errors import DamagedFileError
 from dsv4kit.run.files import write_json
 
 QUEUE = """#!/bin/bash
@@ -116,7 +118,7 @@ def test_a_number_in_what_a_site_says_is_no_job(cluster: Cluster) -> None:
     (cluster.root / "notice").write_text("this job costs 512 GPU-hours\n12|PENDING|(null)\n")
     cluster.submit()
     assert [link.job_id for link in cluster.run.chain()] == ["1", "2", "3"]
-    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
+    assert read_state(cluster.run, cluster.slurm).state == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -234,10 +236,10 @@ def test_a_damaged_chain_is_never_taken_for_an_empty_one(cluster: Cluster) -> No
     cluster.submit()
     for damage in ("", "{", "[]", "5", '{"segments": null}', '{"segments": [{"segment": 1}]}'):
         (cluster.run.path / "chain.json").write_text(damage)
-        with pytest.raises(UserError, match=r"chain\.json: missing or damaged"):
+        with pytest.raises(DamagedFileError, match=r"chain\.json: missing or damaged"):
             read_state(cluster.run, cluster.slurm)
     (cluster.run.path / "chain.json").unlink()
-    with pytest.raises(UserError, match=r"chain\.json: missing or damaged"):
+    with pytest.raises(DamagedFileError, match=r"chain\.json: missing or damaged"):
         cluster.run.chain()
 
 
@@ -245,7 +247,7 @@ def test_a_slurm_that_does_not_answer_makes_no_run_over(cluster: Cluster) -> Non
     cluster.submit()
     (cluster.root / "down").touch()
     state = read_state(cluster.run, cluster.slurm)
-    assert (state.verdict, state.over) == ("unknown", False)
+    assert (state.state, state.over) == ("unknown", False)
 
 
 @pytest.fixture
@@ -275,25 +277,25 @@ def test_cancel_ends_what_is_in_the_queue_whatever_the_files_say(cluster: Cluste
 
 
 def test_logs_have_colours_on_a_terminal_only(cluster: Cluster, say: Callable[..., str]) -> None:
-    log = cluster.run.segment(1) / "attempt-0" / "driver.log"
+    log = cluster.run.segment(1).path / "attempt-0" / "driver.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"\x1b[36m(WorkerDict pid=7)\x1b[0m loss 1.0\r\nend")
     assert say("logs", "first") == f"0 # {log}\n(WorkerDict pid=7) loss 1.0\r\nend"
 
 
 def test_a_cancelled_run_says_so_and_not_that_it_failed(cluster: Cluster, say: Callable[..., str]) -> None:
-    write_json(cluster.run.segment(1) / "attempt-0" / "plan.json", {"start": 0, "target": 4})
+    write_json(cluster.run.segment(1).path / "attempt-0" / "plan.json", {"start": 0, "target": 4})
     say("cancel", "first")
-    ended = outcome.Outcome(1, 0, "1", 0, 4, reached=0, end=ends.TERMINATED, verdict="stop", reason="2 attempts")
+    ended = outcome.Outcome(1, 0, "1", 0, 4, reached=0, end=ends.TERMINATED, next="stop", reason="2 attempts")
     outcome.save(ended, cluster.run.segment(1))
     state = read_state(cluster.run, cluster.slurm)
-    assert (state.verdict, state.segments[0].end) == ("cancelled", "cancelled")
+    assert (state.state, state.segments[0].end) == ("cancelled", "cancelled")
     assert state.reason == "by the user; step 0 of 12 is saved"
     assert "first: cancelled, 0 of 12 steps saved" in say("status", "first")
     said = say("resume", "first", "--no-follow")
     assert said.startswith("0 run first: goes on from step 0 of 12, segments 1 to 3 are over\nsegment 4: job ")
-    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
-    assert outcome.history(cluster.run.path)[0].end == "cancelled"
+    assert read_state(cluster.run, cluster.slurm).state == "waiting"
+    assert outcome.history(cluster.run)[0].end == "cancelled"
 
 
 def test_a_run_goes_by_the_name_its_jobs_have_whichever_way_its_path_is_written(
@@ -311,7 +313,7 @@ def test_a_run_goes_by_the_name_its_jobs_have_whichever_way_its_path_is_written(
         said = say("resume", "first", "--no-follow")
         assert said.startswith("0 run first: goes on")
         last = cluster.run.chain()[-1].segment
-        script = (cluster.run.segment(last) / "segment.sbatch").read_text()
+        script = cluster.run.segment(last).script.read_text()
         assert f"#SBATCH --job-name={cluster.run.job_name}\n" in script
 
 
@@ -324,8 +326,8 @@ def test_one_segment_is_one(cluster: Cluster, say: Callable[..., str]) -> None:
 def test_a_cancel_that_slurm_refuses_marks_nothing(cluster: Cluster, say: Callable[..., str]) -> None:
     (cluster.root / "stuck").touch()
     assert say("cancel", "first").startswith("2 dsv4kit: scancel failed")
-    assert read_state(cluster.run, cluster.slurm).verdict == "waiting"
-    assert not list(cluster.run.path.glob(f"segments/*/{outcome.CANCEL_MARK}"))
+    assert read_state(cluster.run, cluster.slurm).state == "waiting"
+    assert not any(segment.cancel_file.exists() for segment in cluster.run.segments())
 
 
 def test_a_finished_run_is_extended_by_its_length(cluster: Cluster, say: Callable[..., str]) -> None:
@@ -361,7 +363,7 @@ def test_a_damaged_run_directory_is_one_line(cluster: Cluster, say: Callable[...
 
 
 def test_leftovers_in_a_run_directory_do_no_harm(cluster: Cluster, say: Callable[..., str]) -> None:
-    segment = cluster.run.segment(1)
+    segment = cluster.run.segment(1).path
     (segment / "attempt-0").mkdir()
     (segment / "attempt-0.bak").mkdir()
     (segment / "attempt-1").touch()
@@ -370,7 +372,7 @@ def test_leftovers_in_a_run_directory_do_no_harm(cluster: Cluster, say: Callable
     (segment / "attempt-0" / "outcome.json").write_text("{}")
     (segment / "attempt-0" / "phases.jsonl").write_text('5\n{}\n{"phase": "a", "time": "x"}\n' + "[" * 5000)
     (segment.parent / "0001.bak").mkdir()
-    assert json.loads(say("status", "first", "--json").removeprefix("0 "))["verdict"] == "waiting"
+    assert json.loads(say("status", "first", "--json").removeprefix("0 "))["state"] == "waiting"
 
 
 def test_a_defect_of_the_kit_is_one_line_too(say: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,7 +483,7 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
     assert re.search(r"changed: schedule\.time: [\d:]+ -> 0:10:00\n", said)
     assert "changed: site.slurm.partition: None -> main\n" in said
     assert cluster.jobs == ["4", "5"]
-    script = (cluster.run.segment(5) / "segment.sbatch").read_text()
+    script = cluster.run.segment(5).script.read_text()
     wanted = {"--time=0:10:00", '--partition="main"', '--qos="high"', '--account="team"', '--exclude="n[1-2],n4"'}
     assert {line.removeprefix("#SBATCH ") for line in script.splitlines()} >= wanted
     after = json.loads((cluster.run.path / "node.json").read_text())
@@ -491,7 +493,7 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
     assert {*before["overrides"]} ^ {*after["overrides"]} == {"trainer.save_freq=4", "trainer.save_freq=3"}
     assert (after["env"]["NCCL_DEBUG"], after["limits"]["stall_s"]) == ("INFO", 77)
     assert "segment 4: changed: watch.stall_s: " in say("status", "first")
-    assert cluster.run.frozen()["settings"]["schedule"]["time"] == "0:10:00"
+    assert read_record(cluster.run)["settings"]["schedule"]["time"] == "0:10:00"
     say("cancel", "first")
     assert "changed" not in say("resume", "first", "--time=0:10:00", "--no-follow")
 

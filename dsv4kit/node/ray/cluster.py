@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dsv4kit.node import ports, processes
+from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.files import read_json, write_json
-from dsv4kit.run.node_spec import RayResources
+from dsv4kit.run.node_spec import NodeResources
 
 # Below the temporary directory Ray makes session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store; a socket's
 # whole path may have 107 bytes.
@@ -35,7 +36,7 @@ def temp_dir(scratch: str, job_id: str, attempt: int) -> Path:
     return path
 
 
-def head_arguments(address: str, resources: RayResources, temporary: Path) -> list[str]:
+def head_arguments(address: str, resources: NodeResources, temporary: Path) -> list[str]:
     """Arguments of `ray` for the head."""
     return [
         "start",
@@ -49,7 +50,7 @@ def head_arguments(address: str, resources: RayResources, temporary: Path) -> li
     ]
 
 
-def worker_arguments(address: str, resources: RayResources) -> list[str]:
+def worker_arguments(address: str, resources: NodeResources) -> list[str]:
     """Arguments of `ray` for a worker, the head's address left out: it is known only once the head has published it.
 
     A worker has no `--temp-dir`: Ray makes it use the head's, which is node-local by its place below `scratch_dir`.
@@ -57,7 +58,7 @@ def worker_arguments(address: str, resources: RayResources) -> list[str]:
     return ["start", *_common(address, resources)]
 
 
-def _common(address: str, resources: RayResources) -> list[str]:
+def _common(address: str, resources: NodeResources) -> list[str]:
     return [
         f"--node-ip-address={address}",
         f"--node-manager-port={ports.NODE_MANAGER}",
@@ -77,28 +78,28 @@ def _common(address: str, resources: RayResources) -> list[str]:
 
 
 def start_head(
-    address: str, resources: RayResources, temporary: Path, env: Mapping[str, str], attempt_dir: Path, log: Path
+    address: str, resources: NodeResources, temporary: Path, env: Mapping[str, str], attempt: AttemptDir, log: Path
 ) -> subprocess.Popen[bytes]:
     """Starts the head and publishes its address to the other nodes."""
     argv = [sys.executable, "-m", "ray.scripts.scripts", *head_arguments(address, resources, temporary)]
-    process = processes.start(argv, env, log, attempt_dir)
-    write_json(attempt_dir / "ray_head.json", {"address": f"{address}:{ports.GCS}"})
+    process = processes.start(argv, env, log, attempt.path)
+    write_json(attempt.ray_head_file, {"address": f"{address}:{ports.GCS}"})
     return process
 
 
 def start_worker(
-    address: str, resources: RayResources, env: Mapping[str, str], attempt_dir: Path, log: Path
+    address: str, resources: NodeResources, env: Mapping[str, str], attempt: AttemptDir, log: Path
 ) -> subprocess.Popen[bytes]:
     """Starts a worker that joins as soon as the head takes it, see `ray_worker`."""
     # Longer than node 0 may take, which starts a head anew that did not come up: it knows whose fault it is.
     patience_s = 2 * resources.ready_deadline_s
-    argv = [sys.executable, "-m", "dsv4kit.node.ray.worker", str(attempt_dir / "ray_head.json")]
+    argv = [sys.executable, "-m", "dsv4kit.node.ray.worker", str(attempt.ray_head_file)]
     argv += [str(patience_s), *worker_arguments(address, resources)]
-    return processes.start(argv, env, log, attempt_dir)
+    return processes.start(argv, env, log, attempt.path)
 
 
 def start_readiness_watch(
-    address: str, nodes: int, resources: RayResources, env: Mapping[str, str], attempt_dir: Path, log: Path
+    address: str, nodes: int, resources: NodeResources, env: Mapping[str, str], attempt: AttemptDir, log: Path
 ) -> subprocess.Popen[bytes]:
     """A process that ends with status 0 once all nodes have joined, see `ray_ready`; it writes `ray_nodes.json`."""
     argv = [
@@ -106,10 +107,10 @@ def start_readiness_watch(
         "-m",
         "dsv4kit.node.ray.ready",
         f"{address}:{ports.GCS}",
-        str(attempt_dir / "ray_nodes.json"),
+        str(attempt.ray_nodes_file),
     ]
     argv += [str(nodes), str(resources.gpus), str(resources.cpus), str(resources.ready_deadline_s)]
-    return processes.start(argv, env, log, attempt_dir)
+    return processes.start(argv, env, log, attempt.path)
 
 
 class Starter:
@@ -133,9 +134,9 @@ class Starter:
         return None
 
 
-def joined(attempt_dir: Path) -> list[str]:
+def joined(attempt: AttemptDir) -> list[str]:
     """Addresses of the nodes that had joined when the readiness watch last looked."""
-    return [str(address) for address in read_json(attempt_dir / "ray_nodes.json") or []]
+    return [str(address) for address in read_json(attempt.ray_nodes_file) or []]
 
 
 def keep_logs(temporary: Path, destination: Path, limit_bytes: int = 50 * 2**20) -> None:

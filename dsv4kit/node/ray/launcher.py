@@ -11,10 +11,10 @@ from pathlib import Path
 from dsv4kit.node import ports
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
-from dsv4kit.node.preflight import NodeReport
 from dsv4kit.node.ray import cluster
 from dsv4kit.run import ends
 from dsv4kit.run.files import tail
+from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.1
@@ -25,26 +25,26 @@ class RayLauncher(Launcher):
 
     def __init__(self, spec: NodeSpec, attempt: Attempt, env: Mapping[str, str], temporary: Path) -> None:
         super().__init__(spec, attempt, env, temporary)
-        self._log = attempt.node_file(".ray.log")
+        self._log = attempt.own.ray_log
         self._worker: cluster.Starter | None = None
 
     def tend(self, own: NodeReport) -> str | None:
         """Joins as soon as there is a head."""
 
         def start() -> subprocess.Popen[bytes]:
-            return cluster.start_worker(own.address, self.spec.ray, self.env, self.attempt.dir, self._log)
+            return cluster.start_worker(own.address, self.spec.ray, self.env, self.attempt.files, self._log)
 
         self._worker = self._worker or cluster.Starter(start, self.spec.ray.ready_deadline_s)
         failure = self._worker.failure(self.attempt.ready)
         return f"{failure}: {' / '.join(tail(self._log, 2))}" if failure else None
 
-    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], None]) -> None:
+    def bring_up(self, own: NodeReport, target: int, watch: Callable[[], NodesSeen]) -> None:
         """Starts the head at once; the other nodes' reports come in while it does."""
         readiness: subprocess.Popen[bytes] | None = None
 
         def start() -> subprocess.Popen[bytes]:
             nonlocal readiness
-            common = (self.env, self.attempt.dir, self._log)
+            common = (self.env, self.attempt.files, self._log)
             readiness = cluster.start_readiness_watch(own.address, self.spec.nodes, self.spec.ray, *common)
             return cluster.start_head(own.address, self.spec.ray, self.temporary, *common)
 
@@ -59,11 +59,11 @@ class RayLauncher(Launcher):
         self.attempt.declare_ready()
 
     def _blame_missing_nodes(self, own: NodeReport) -> None:
-        joined = cluster.joined(self.attempt.dir)
+        joined = cluster.joined(self.attempt.files)
         if own.address not in joined:  # the others could not join what was not there
             line = f"{own.host}: the Ray head was not up after {self.spec.ray.ready_deadline_s:.0f} s"
             raise AttemptError(ends.BRING_UP, [line, *tail(self._log)], [own.host])
-        reports = self.attempt.reports()
+        reports = self.attempt.look().reports
         late = [report.host for report in reports if report.address not in joined]
         silent = self.spec.nodes - len(reports)
         lines = [
@@ -79,4 +79,4 @@ class RayLauncher(Launcher):
 
     def keep_logs(self) -> None:
         """Ray's logs lie in node-local scratch."""
-        cluster.keep_logs(self.temporary, self.attempt.dir / "ray-logs" / socket.gethostname())
+        cluster.keep_logs(self.temporary, self.attempt.files.ray_logs(socket.gethostname()))

@@ -24,6 +24,7 @@ from dsv4kit.plan.counted.units import GB
 from dsv4kit.plan.fitted.calibrated import point_of
 from dsv4kit.plan.fitted.measured import Observation, observe
 from dsv4kit.plan.fitted.site_constants import path_of, read_runs
+from dsv4kit.run.files import write_text
 
 _GPU_MEMORY_NUMA_NODES = range(64)
 
@@ -41,16 +42,13 @@ def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str
     """Fits the site's constants to the run and stores them; the values, and where they are kept."""
     observation = observe(run_dir, gpu_memory_numa(question))
     if not observation.peaks and observation.times is None:
-        raise UserError(f"{run_dir}: no sampler files (segments/*/attempt-*/nodes/*.csv) and no metrics to fit to")
+        raise UserError(f"{run_dir}: no memory samples of its nodes and no metrics to fit to")
     plan = evaluate(question, built_in())
     values = fit(plan, observation)
     path = path_of(site)
     runs = [run for run in (read_runs(path) if path.is_file() else []) if run["run"] != run_dir.name]
     runs.append({"run": run_dir.name, "point": point_of(question)._asdict(), "values": values})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(yaml.safe_dump({"site": site, "runs": runs}, sort_keys=False), encoding="utf-8")
-    temporary.replace(path)
+    write_text(path, yaml.safe_dump({"site": site, "runs": runs}, sort_keys=False))
     return values, path
 
 

@@ -5,17 +5,15 @@ verl's own memory metrics are not used: they show the last pipeline stage only.
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from dsv4kit.plan.counted.units import GB, MIB
-
-_NODE_FILES = "segments/*/attempt-*/nodes/*.csv"
-_METRIC_FILES = "segments/*/attempt-*/metrics*.jsonl"
+from dsv4kit.run import metrics, node_files, samples
+from dsv4kit.run.directory import AttemptDir, RunDir
+from dsv4kit.run.node_files import NodeFiles
 
 
 class Peaks(NamedTuple):
@@ -46,11 +44,12 @@ class Observation(NamedTuple):
 def observe(run_dir: Path, gpu_memory_numa: Sequence[int] = ()) -> Observation:
     """Peaks and times of the run at `run_dir`; `gpu_memory_numa` are NUMA nodes that are not host memory."""
     by_node: dict[str, Peaks] = {}
-    for path in sorted(run_dir.glob(_NODE_FILES)):
-        if peaks := _peaks(path, gpu_memory_numa):
+    attempts = RunDir(run_dir).attempts()
+    for node in (node for attempt in attempts for node in node_files.sampled(attempt)):
+        if peaks := _peaks(node, gpu_memory_numa):
             before = by_node.get(peaks.node)
             by_node[peaks.node] = _higher(before, peaks) if before else peaks
-    return Observation(run_dir.name, tuple(by_node.values()), _times(run_dir))
+    return Observation(run_dir.name, tuple(by_node.values()), _times(attempts))
 
 
 def _higher(one: Peaks, other: Peaks) -> Peaks:
@@ -58,51 +57,38 @@ def _higher(one: Peaks, other: Peaks) -> Peaks:
     return Peaks(one.node, max(one.host_gb, other.host_gb), max(gpus, default=None))
 
 
-def _peaks(path: Path, gpu_memory_numa: Sequence[int]) -> Peaks | None:
+def _peaks(node: NodeFiles, gpu_memory_numa: Sequence[int]) -> Peaks | None:
     host: list[float] = []
     gpu: list[float] = []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        for row in csv.DictReader(file):
-            used = _number(row.get("memory_used_mib"))
-            if used is None:  # half a last line
-                continue
-            host.append(used - sum(_number(row.get(f"numa{index}_used_mib")) or 0.0 for index in gpu_memory_numa))
-            gpu += [
-                value
-                for key, text in row.items()
-                if isinstance(key, str) and key.startswith("gpu") and (value := _number(text)) is not None
-            ]
+    for row in samples.read(node.samples):
+        if samples.MEMORY_USED in row:  # not half a last line
+            host.append(row[samples.MEMORY_USED] - sum(row.get(samples.numa_used(i), 0.0) for i in gpu_memory_numa))
+            gpu += [value for name, value in row.items() if samples.is_gpu(name)]
     if not host:
         return None
-    return Peaks(path.stem, max(host) * MIB / GB, max(gpu) / 1024 if gpu else None)
+    return Peaks(node.host, max(host) * MIB / GB, max(gpu) / 1024 if gpu else None)
 
 
-def _number(text: object) -> float | None:
-    if not isinstance(text, str) or not text.replace(".", "", 1).isdigit():
-        return None
-    return float(text)
-
-
-def _times(run_dir: Path) -> Times | None:
+def _times(attempts: Iterable[AttemptDir]) -> Times | None:
     first: list[float] = []
     steps: list[dict[str, float]] = []
-    for path in sorted(run_dir.glob(_METRIC_FILES)):
-        records = list(_records(path))
+    for attempt in attempts:
+        records = _records(attempt.metrics_file)
         if records:
-            first.append(records[0]["timing_s/step"])
+            first.append(records[0][metrics.STEP_TIME])
             steps += records[1:]
     if not steps:
         return None
     return Times(
         steady_s=median(_without_save(step) for step in steps),
-        generation_s=_median(steps, "timing_s/gen"),
-        update_weights_s=_median(steps, "timing_s/update_weights"),
+        generation_s=_median(steps, metrics.GENERATION_TIME),
+        update_weights_s=_median(steps, metrics.WEIGHT_SYNC_TIME),
         first_s=first[0] if first else None,
     )
 
 
 def _without_save(step: dict[str, float]) -> float:
-    return step["timing_s/step"] - step.get("timing_s/save_checkpoint", 0.0)
+    return step[metrics.STEP_TIME] - step.get(metrics.SAVE_TIME, 0.0)
 
 
 def _median(steps: Sequence[dict[str, float]], name: str) -> float | None:
@@ -110,12 +96,8 @@ def _median(steps: Sequence[dict[str, float]], name: str) -> float | None:
     return median(values) if values else None
 
 
-def _records(path: Path) -> Iterator[dict[str, float]]:
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            data = json.loads(line)["data"]
-            values = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
-        except (ValueError, KeyError, TypeError, AttributeError):  # half a last line
-            continue
-        if "timing_s/step" in values:
-            yield values
+def _records(path: Path) -> list[dict[str, float]]:
+    """The steps that were trained and timed."""
+    steps = (step.data for step in metrics.read_metrics(path))
+    numbers = ({name: value for name, value in data.items() if value is not None} for data in steps)
+    return [values for values in numbers if metrics.STEP_TIME in values]

@@ -1,0 +1,309 @@
+"""The run directory: the whole truth about a run, on the shared file system. Every path in it is spelt here.
+
+    <run>/run.yaml                    what the run was submitted with (read by the control plane: it is YAML)
+    <run>/node.json                   what the nodes are told                                        (node_spec)
+    <run>/chain.json                  the segments and their job ids
+    <run>/kit/                        the code that runs on the nodes
+    <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
+    <run>/segments/0001/              segment.sbatch, submitit/, slurm.log; what steers it: STOP, request.json,
+                                      cancelled.json; what the batch script reads: verdict, excluded_nodes (outcome)
+    <run>/segments/0001/attempt-0/    plan.json (course), phases.jsonl (phases), driver.log (driver_log),
+                                      metrics.jsonl (metrics), outcome.json (outcome), nodes/ (node_files)
+
+templates/segment.sbatch.j2 spells what the batch script touches once more: no Python runs there.
+
+Standard library only; frozen into every run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsv4kit.run.errors import DamagedFileError
+from dsv4kit.run.files import read_json, read_object, write_json
+
+_JOB_NAME = re.compile(r"(.+)-[0-9a-f]{8}\Z")
+_SEGMENT = re.compile(r"[0-9]{4,}\Z")
+_ATTEMPT = re.compile(r"attempt-([0-9]+)\Z")
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One segment in `chain.json`."""
+
+    segment: int
+    job_id: str
+
+
+@dataclass(frozen=True)
+class AttemptDir:
+    """Paths of one attempt. The environment variable DSV4KIT_ATTEMPT_DIR names it to the trainer's processes."""
+
+    path: Path
+
+    @property
+    def segment(self) -> SegmentDir:
+        """The segment it is one of."""
+        return SegmentDir(self.path.parent)
+
+    @property
+    def number(self) -> int:
+        """Counted from 0 in each segment; raises ValueError for a directory that is no attempt."""
+        match = _ATTEMPT.match(self.path.name)
+        if not match:
+            raise ValueError(f"{self.path}: no directory of an attempt")
+        return int(match[1])
+
+    @property
+    def course_file(self) -> Path:
+        """The steps it is to make."""
+        return self.path / "plan.json"
+
+    @property
+    def outcome_file(self) -> Path:
+        """What it did; written last."""
+        return self.path / "outcome.json"
+
+    @property
+    def phases_file(self) -> Path:
+        """When which of its phases began."""
+        return self.path / "phases.jsonl"
+
+    @property
+    def driver_log(self) -> Path:
+        """What the driver prints."""
+        return self.path / "driver.log"
+
+    @property
+    def metrics_file(self) -> Path:
+        """What verl's file logger writes."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def stopped_file(self) -> Path:
+        """Written by the plugin where it made a step the segment's last: `{"step": ..., "reason": ...}`."""
+        return self.path / "stopped.json"
+
+    @property
+    def ready_file(self) -> Path:
+        """Node 0 says: every node takes part."""
+        return self.path / "ready.json"
+
+    @property
+    def over_file(self) -> Path:
+        """Node 0 says: the attempt is over."""
+        return self.path / "over.json"
+
+    @property
+    def torchrun_file(self) -> Path:
+        """Node 0 says where torchrun meets and which step is the last: `{"address": ..., "target": ...}`."""
+        return self.path / "torchrun.json"
+
+    @property
+    def ray_head_file(self) -> Path:
+        """Node 0 says where Ray's head is: `{"address": "host:port"}`."""
+        return self.path / "ray_head.json"
+
+    @property
+    def ray_nodes_file(self) -> Path:
+        """Addresses of the nodes that have joined Ray."""
+        return self.path / "ray_nodes.json"
+
+    @property
+    def bandwidth_file(self) -> Path:
+        """What the doctor's visit measured."""
+        return self.path / "bandwidth.json"
+
+    @property
+    def doctor_file(self) -> Path:
+        """What the doctor's visit found beyond single nodes: `{"problem": ...}`."""
+        return self.path / "doctor.json"
+
+    @property
+    def nodes(self) -> Path:
+        """Directory of the files that each node writes about itself, see `node_files`."""
+        return self.path / "nodes"
+
+    def ray_logs(self, host: str) -> Path:
+        """Where a node keeps Ray's logs."""
+        return self.path / "ray-logs" / host
+
+
+@dataclass(frozen=True)
+class SegmentDir:
+    """Paths of one segment."""
+
+    path: Path
+
+    @property
+    def number(self) -> int:
+        """Counted from 1."""
+        return int(self.path.name)
+
+    @property
+    def script(self) -> Path:
+        """The batch script."""
+        return self.path / "segment.sbatch"
+
+    @property
+    def job_environment(self) -> Path:
+        """The environment its job starts with, in the form of sbatch's --export-file."""
+        return self.path / "job.env"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files."""
+        return self.path / "submitit"
+
+    @property
+    def log(self) -> Path:
+        """What the batch script and the agents print."""
+        return self.path / "slurm.log"
+
+    @property
+    def stop_file(self) -> Path:
+        """Asks the trainer to save and end; the batch script or a person makes it."""
+        return self.path / "STOP"
+
+    @property
+    def request_file(self) -> Path:
+        """What the user asked of it: to go back to an older step, or to start over, see `course.Request`."""
+        return self.path / "request.json"
+
+    @property
+    def changes_file(self) -> Path:
+        """Settings that a resume changed from this segment on: setting -> what it was, what it is."""
+        return self.path / "changes.json"
+
+    @property
+    def cancel_file(self) -> Path:
+        """From which attempt on its user has cancelled it."""
+        return self.path / "cancelled.json"
+
+    @property
+    def next_file(self) -> Path:
+        """What the batch script does next; the file is called as it always was."""
+        return self.path / "verdict"
+
+    @property
+    def excluded_file(self) -> Path:
+        """Nodes that the batch script keeps the next segments away from, with commas."""
+        return self.path / "excluded_nodes"
+
+    def attempt(self, number: int) -> AttemptDir:
+        """One attempt, counted from 0."""
+        return AttemptDir(self.path / f"attempt-{number}")
+
+    def attempts(self) -> list[AttemptDir]:
+        """The attempts that were begun, oldest first."""
+        found = [AttemptDir(path) for path in _directories(self.path, _ATTEMPT)]
+        return sorted(found, key=lambda attempt: attempt.number)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run, and its chain."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def job_name(self) -> str:
+        """Slurm job name of all its segments: no other run has it, because it carries a hash of the directory.
+
+        `chain.json` has the one that the jobs have, whichever way the path was written or linked then.
+        """
+        recorded = read_object(self._chain_file).get("job_name")
+        if isinstance(recorded, str) and _JOB_NAME.match(recorded):
+            return recorded
+        return f"{self.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
+
+    @property
+    def record_file(self) -> Path:
+        """`run.yaml`: what the run was submitted with."""
+        return self.path / "run.yaml"
+
+    @property
+    def node_spec_file(self) -> Path:
+        """What the nodes are told."""
+        return self.path / "node.json"
+
+    @property
+    def kit(self) -> Path:
+        """Frozen node runtime."""
+        return self.path / "kit"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where verl saves, unless the user names another place."""
+        return self.path / "checkpoints"
+
+    @property
+    def quarantine(self) -> Path:
+        """Checkpoints that were set aside."""
+        return self.path / "quarantine"
+
+    def segment(self, number: int) -> SegmentDir:
+        """Directory of one segment, counted from 1."""
+        return SegmentDir(self._segments / f"{number:04d}")
+
+    def segments(self) -> list[SegmentDir]:
+        """The segments that have a directory, in order."""
+        found = [SegmentDir(path) for path in _directories(self._segments, _SEGMENT)]
+        return sorted(found, key=lambda segment: segment.number)
+
+    def attempts(self) -> list[AttemptDir]:
+        """All attempts of all segments, in the order in which they were made."""
+        return [attempt for segment in self.segments() for attempt in segment.attempts()]
+
+    def chain(self) -> list[ChainLink]:
+        """The segments submitted so far, in order. Raises DamagedFileError."""
+        path = self._chain_file
+        if not path.exists() and not self._segments.exists():
+            return []
+        content: Any = read_json(path)
+        try:
+            return [ChainLink(int(link["segment"]), str(link["job_id"])) for link in content["segments"]]
+        except (TypeError, KeyError, ValueError):
+            raise DamagedFileError.of(path, "the job ids of the run's segments") from None
+
+    def save_chain(self, links: Sequence[ChainLink]) -> None:
+        """Writes `chain.json`."""
+        write_json(self._chain_file, {"job_name": self.job_name, "segments": [vars(link) for link in links]})
+
+    @property
+    def _chain_file(self) -> Path:
+        return self.path / "chain.json"
+
+    @property
+    def _segments(self) -> Path:
+        return self.path / "segments"
+
+
+def runs_below(root: Path) -> list[RunDir]:
+    """Every run that was submitted below `root`, in no order."""
+    return [RunDir(path.parent) for path in root.glob(f"*/{RunDir(root).record_file.name}")]
+
+
+def run_of_job(job_name: str) -> str | None:
+    """The run that a Slurm job belongs to, by its name; None for another program's job."""
+    match = _JOB_NAME.match(job_name)
+    return match[1] if match else None
+
+
+def _directories(parent: Path, name: re.Pattern[str]) -> Iterable[Path]:
+    try:
+        with os.scandir(parent) as entries:
+            return [parent / entry.name for entry in entries if name.match(entry.name) and entry.is_dir()]
+    except OSError:
+        return []

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit status logs resume cancel image test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -24,7 +24,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 # The kit knows what its verbs take; the other targets take these.
 KIT_TARGETS := submit plan doctor status logs resume cancel image
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
-OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime,$(OWN_TARGETS)), TORCH_INDEX)
+OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
 $(if $(and $(OWN_TARGETS),$(UNKNOWN)),$(error make $(firstword $(OWN_TARGETS)): unknown variable $(firstword $(UNKNOWN)); allowed: $(OWN_VARIABLES)))
 
@@ -82,6 +82,9 @@ test-golden: setup-dev  ## rendered scripts against reviewed text
 
 test-runtime: setup-dev runtime  ## the plugin inside the trainer's environment, and against the real Megatron
 	@$(PYTEST) tests/runtime tests/megatron
+
+test-megatron: setup-dev runtime  ## the plugin against a checkout of Megatron-LM [MEGATRON_LM=, else the locked one]
+	@DSV4KIT_MEGATRON_LM="$$DSV4KIT_MAKE_MEGATRON_LM" $(VENV)/bin/python tests/megatron/environment.py -q
 
 test-cluster: setup-dev  ## a real Slurm on this machine, stand-in trainers
 	@$(PYTEST) tests/cluster

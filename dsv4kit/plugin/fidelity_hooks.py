@@ -9,11 +9,15 @@ import contextlib
 import functools
 import logging
 import os
+import pickle
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from dsv4kit.plugin.fidelity import (
     FidelityError,
@@ -62,7 +66,11 @@ def guard_checkpoints(module: ModuleType) -> Outcome:
         with _reported():
             if local_path is not None and self.should_save_model:
                 write(_file(local_path, self.rank), fingerprint(_parameters(self)), _layout(self))
-        return save(self, local_path, *args, **kwargs)
+        result = save(self, local_path, *args, **kwargs)
+        if local_path is not None and self.rank == 0:
+            with _reported():
+                refuse_unloadable(Path(local_path))
+        return result
 
     @functools.wraps(load)
     def load_checkpoint(self: Any, local_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +89,24 @@ def guard_checkpoints(module: ModuleType) -> Outcome:
     manager.load_checkpoint = marked(load_checkpoint, load)
     setattr(manager, _GUARDED, True)
     return Outcome(State.APPLIED)
+
+
+def refuse_unloadable(checkpoint: Path) -> None:
+    """Raises where a file that Megatron has just written cannot be read the way Megatron will read it.
+
+    `common.pt` holds what is no tensor. Megatron-LM fd1121b8 puts the optimizer's classes there in the format
+    `fully_reshardable`, and reads it with torch's `weights_only`, which refuses them.
+    """
+    for path in sorted(checkpoint.rglob("common.pt")):
+        try:
+            torch.load(path, map_location="cpu", mmap=False)
+        except pickle.UnpicklingError as error:
+            refused = re.search(r"GLOBAL (\S+)", str(error))
+            raise FidelityError(
+                "dsv4kit fidelity violation: this checkpoint could be written but never loaded: torch refuses "
+                f"{refused[1] if refused else 'what it holds'} in {path}. With this Megatron the optimizer's format "
+                "fully_reshardable is of no use: leave dist_ckpt_optim_fully_reshardable at False (dp_reshardable)"
+            ) from None
 
 
 def guard_megatron_step(module: ModuleType) -> Outcome:

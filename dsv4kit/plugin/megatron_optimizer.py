@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from dsv4kit.plugin.optimizer_probes import CudaTyped
 from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marked, modules_under, original_of
 
 _BUILD = "_build_model_and_main_param_groups"
@@ -78,17 +79,9 @@ def _detached(shard: torch.Tensor) -> torch.Tensor:
     return free
 
 
-class _CudaTyped(torch.nn.Parameter):  # type: ignore[misc, unused-ignore]
-    """A parameter that calls itself a CUDA tensor, as the function under test asks for the name of the type."""
-
-    def type(self, *args: Any, **kwargs: Any) -> Any:
-        name = {torch.float32: "torch.cuda.FloatTensor", torch.bfloat16: "torch.cuda.BFloat16Tensor"}
-        return super().type(*args, **kwargs) if args or kwargs else name[self.dtype]
-
-
 def _shard_is_leaf(optimizer: type, build: Callable[..., Any], dtype: torch.dtype) -> bool:
     """Builds the main shard of one parameter: an fp32 one, or a bf16 one that passes for quantised."""
-    param = _CudaTyped(torch.zeros(4, dtype=dtype))
+    param = CudaTyped(torch.zeros(4, dtype=dtype))
     probe = type("Probe", (optimizer,), {"_is_distopt_quantized_param": classmethod(lambda _cls, _param: True)})
     ranges: list[Any] = [{dtype: [{"param_map": {param: {"param": SimpleNamespace(start=0, end=4, size=4)}}}]}]
     group: dict[str, Any] = {"params": [param], "orig_group": {"params": [param]}}

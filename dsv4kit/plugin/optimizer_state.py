@@ -1,12 +1,14 @@
 """Saving and loading the state of an offloaded optimizer works, also with parameters of several dtypes (fix C).
 
-Defects of megatron-core 0.19.2 that stand in the way of `[model,optimizer,extra]` (docs/fixes/optimizer-state.md):
+Defects of Megatron that stand in the way of `[model,optimizer,extra]`; which of them a version has differs, so each fix
+first looks at what the installed code does with a small stand-in (docs/fixes/optimizer-state.md):
 
 * `DistributedOptimizer` numbers the parameters of a group in the order of the gradient buffers, but lists the fp32 ones
   first. With both dtypes in one group, a parameter gets the state of another: an assertion when their sizes differ,
   silence when they are equal. `order_params`.
-* `HybridDeviceOptimizer` (HDO) raises KeyError at a load as soon as one parameter has no fp32 copy beside it, which is
-  any parameter that is fp32 itself, and all of them without the precision-aware optimizer. `load_mixed_dtypes`.
+* `HybridDeviceOptimizer` (HDO) raises KeyError at a load as soon as one parameter has no fp32 copy beside it, or (newer
+  versions) passes over such a parameter, whose host copy then never sees the loaded master. That is any parameter that
+  is fp32 itself, and all of them without the precision-aware optimizer. `load_mixed_dtypes`.
 * HDO allocates its state for a load by a step on random gradients, which under the precision-aware optimizer writes
   into the weights just loaded; and the default checkpoint format never hands the loaded masters on to the host copies.
   `sync_after_load`.
@@ -25,40 +27,51 @@ from typing import Any
 
 import torch
 
-from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marked, original_of
+from dsv4kit.plugin.optimizer_probes import (
+    fp32_gradient_arrives,
+    master_arrives,
+    state_is_its_own,
+    step_count_stays,
+)
+from dsv4kit.plugin.patching import Outcome, State, attribute, marked, original_of
 from dsv4kit.plugin.resume_masters import is_offloaded
-
-_BUILD = "_build_model_and_main_param_groups"
 
 
 def order_params(module: ModuleType) -> Outcome:
-    """Parameters are listed in the order they are numbered in; on `megatron.core.optimizer.distrib_optimizer`."""
+    """Parameters are numbered in the order they are listed in; on `megatron.core.optimizer.distrib_optimizer`."""
     optimizer = attribute(module, "DistributedOptimizer")
-    bound = attribute(optimizer, _BUILD)
-    if not isinstance(bound, classmethod):
-        raise PatchError(f"{_BUILD} is a {type(bound).__name__}, no classmethod")
-    original = bound.__func__
-    if getattr(original, "_dsv4kit_ordered", False):
+    original = attribute(optimizer, "__init__")
+    if original_of(original) is not None:
         return Outcome(State.APPLIED, "by an earlier call")
+    evidence = ""
+    try:
+        if state_is_its_own(module):
+            return Outcome(State.NOT_NEEDED, "each parameter of a group of two dtypes has its own state")
+    except Exception as error:
+        # Applied all the same: it changes nothing where the numbers are right.
+        evidence = f"the probe could not tell whether it is needed ({type(error).__name__}: {error})"
 
     @functools.wraps(original)
-    def build(cls: Any, gbuf_ranges: Any, param_gbuf_map: Any, opt_group_ranges: Any, config: Any) -> Any:
-        groups = original(cls, gbuf_ranges, param_gbuf_map, opt_group_ranges, config)
-        float16, float32, float16_shards, float32_shards, mains = groups
-        for i, group in enumerate(opt_group_ranges):
-            stepped = dict(zip(float32[i], float32_shards[i], strict=True))
-            for model, shard, main in zip(float16[i], float16_shards[i], mains[i], strict=True):
-                stepped[model] = shard if main is None else main
-            listed = group["orig_group"]["params"]
-            ordered = [stepped[param] for param in group["params"]]
-            # Anything else is not the defect known here, and is left as it is.
-            if {id(p) for p in listed} == {id(p) for p in ordered}:
-                group["orig_group"]["params"] = ordered
-        return groups
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if hasattr(self, "model_param_group_index_map"):
+            self.model_param_group_index_map.update(_places(self))
 
-    build._dsv4kit_ordered = True  # type: ignore[attr-defined]
-    setattr(optimizer, _BUILD, classmethod(build))
-    return Outcome(State.APPLIED)
+    optimizer.__init__ = marked(init, original)
+    return Outcome(State.APPLIED, evidence)
+
+
+def _places(one: Any) -> dict[Any, tuple[int, int]]:
+    """Group and place of each model parameter, by the identity of what is stepped for it."""
+    places: dict[Any, tuple[int, int]] = {}
+    for index, group in enumerate(one.optimizer.param_groups):
+        place = {id(stepped): order for order, stepped in enumerate(group["params"])}
+        pairs = list(zip(one.model_fp32_groups[index], one.shard_fp32_groups[index], strict=True))
+        float16 = (one.model_float16_groups, one.shard_float16_groups, one.shard_fp32_from_float16_groups)
+        for model, shard, main in zip(*(groups[index] for groups in float16), strict=True):
+            pairs.append((model, shard if main is None else main))
+        places |= {model: (index, place[id(stepped)]) for model, stepped in pairs if id(stepped) in place}
+    return places
 
 
 def load_mixed_dtypes(module: ModuleType) -> Outcome:
@@ -68,8 +81,9 @@ def load_mixed_dtypes(module: ModuleType) -> Outcome:
     original = attribute(hdo, name)
     if original_of(original) is not None:
         return Outcome(State.APPLIED, "by an earlier call")
-    if not _key_error(original):
-        return Outcome(State.NOT_NEEDED, "it accepts parameters without an fp32 copy")
+    arrives, evidence = master_arrives(original)
+    if arrives:
+        return Outcome(State.NOT_NEEDED, "every loaded master arrives")
 
     def update_masters_by_new_state(self: Any) -> None:
         if not self.param_update_in_fp32:
@@ -82,35 +96,14 @@ def load_mixed_dtypes(module: ModuleType) -> Outcome:
                 inner.data.copy_(master)
 
     setattr(hdo, name, marked(update_masters_by_new_state, original))
-    return Outcome(State.APPLIED)
-
-
-def _key_error(update: Any) -> bool:
-    """Whether the function refuses a parameter that is fp32 itself: run on a stand-in with one such parameter."""
-
-    class StandIn:
-        param_update_in_fp32 = True
-
-        def __init__(self) -> None:
-            param = torch.zeros(1)
-            self.state = {param: {"master_param": torch.ones(1)}}
-            self.param_to_fp32_param: dict[Any, Any] = {}
-            self.gpu_params_map_cpu_copy: dict[Any, Any] = {}
-            self.cpu_copys_map_gpu_param: dict[Any, Any] = {}
-            self.param_to_inner_param = {param: param}
-            self.inner_param_to_orig_param = {param: param}
-
-    try:
-        update(StandIn())
-    except KeyError:
-        return True
-    except Exception as error:
-        raise PatchError(f"it no longer works on the attributes it had ({type(error).__name__}: {error})") from error
-    return False
+    return Outcome(State.APPLIED, evidence)
 
 
 def sync_after_load(module: ModuleType) -> Outcome:
-    """Loaded masters reach HDO's copies and the weights; on `megatron.core.optimizer.distrib_optimizer`."""
+    """Loaded masters reach HDO's copies and the weights; on `megatron.core.optimizer.distrib_optimizer`.
+
+    It has no probe: handing masters over and weights after them a second time changes nothing.
+    """
     optimizer = attribute(module, "DistributedOptimizer")
     original = attribute(optimizer, "load_state_dict")
     if original_of(original) is not None:
@@ -139,6 +132,9 @@ def keep_step(module: ModuleType) -> Outcome:
     original = attribute(optimizer, name)
     if original_of(original) is not None:
         return Outcome(State.APPLIED, "by an earlier call")
+    stays, evidence = step_count_stays(original)
+    if stays:
+        return Outcome(State.NOT_NEEDED, "the step count of the parameter groups stays")
 
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
@@ -150,7 +146,7 @@ def keep_step(module: ModuleType) -> Outcome:
         original(self, model_param, tensors)
 
     setattr(optimizer, name, marked(set_states, original))
-    return Outcome(State.APPLIED)
+    return Outcome(State.APPLIED, evidence)
 
 
 def step_every_param(module: ModuleType) -> Outcome:
@@ -160,6 +156,9 @@ def step_every_param(module: ModuleType) -> Outcome:
     original = attribute(hdo, name)
     if original_of(original) is not None:
         return Outcome(State.APPLIED, "by an earlier call")
+    arrives, evidence = fp32_gradient_arrives(original)
+    if arrives:
+        return Outcome(State.NOT_NEEDED, "an fp32 parameter on the GPU gets its gradient")
 
     @functools.wraps(original)
     def set_sub_optimizer_grads(self: Any) -> None:
@@ -172,4 +171,4 @@ def step_every_param(module: ModuleType) -> Outcome:
                 param.grad = None if gradient is None else gradient.to(param.dtype)
 
     setattr(hdo, name, marked(set_sub_optimizer_grads, original))
-    return Outcome(State.APPLIED)
+    return Outcome(State.APPLIED, evidence)

@@ -2,6 +2,7 @@
 
     python tests/megatron/environment.py            install what is missing, then run the tests there
     python tests/megatron/environment.py -k norm    the same with arguments for pytest
+    make test-megatron MEGATRON_LM=DIRECTORY        the same against a checkout of Megatron-LM (DSV4KIT_MEGATRON_LM)
 
 The directory is `<cache>/megatron-test/<key>/`, the key made of the lock file and the architecture; it holds about
 20 MB. torch is not installed twice. The runtime is the one of `dsv4kit sandbox up`, or $DSV4KIT_TEST_PYTHON.
@@ -47,6 +48,16 @@ def python() -> Path | None:
         return None
 
 
+def own_checkout() -> Path | None:
+    """The Megatron-LM to test against in place of the lock file's; None without the variable."""
+    if not (given := os.environ.get("DSV4KIT_MEGATRON_LM")):
+        return None
+    checkout = Path(given).expanduser().resolve()
+    if not (checkout / "megatron" / "core" / "package_info.py").is_file():
+        raise SystemExit(f"MEGATRON_LM={given}: no megatron/core in there; a checkout of NVIDIA/Megatron-LM is wanted")
+    return checkout
+
+
 def install() -> Path:
     """Installs the lock file's packages where they are missing; a directory that exists is complete."""
     packages = packages_dir()
@@ -72,7 +83,8 @@ def install() -> Path:
 
 def run(interpreter: Path, packages: Path, arguments: list[str]) -> int:
     """pytest on this directory, in that environment."""
-    environment = {**os.environ, "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"}
+    first = [str(checkout)] if (checkout := own_checkout()) else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*first, str(packages), str(ROOT)])}
     # No plugin of the session that starts us, no second run of the starter.
     environment.pop("VERL_USE_EXTERNAL_MODULES", None)
     command = [

@@ -10,7 +10,8 @@ import torch
 from megatron.core.optimizer import distrib_optimizer
 from toy import TRAINED, Trainer
 
-from dsv4kit.plugin.megatron_optimizer import _CudaTyped, no_grad_main_params
+from dsv4kit.plugin.megatron_optimizer import no_grad_main_params
+from dsv4kit.plugin.optimizer_probes import CudaTyped
 from dsv4kit.plugin.patching import PatchError, State
 
 _BUILD = "_build_model_and_main_param_groups"
@@ -21,7 +22,7 @@ def _shard(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """What the real class method makes of one parameter; a bf16 one counts as quantised."""
     optimizer = distrib_optimizer.DistributedOptimizer
     monkeypatch.setattr(optimizer, "_is_distopt_quantized_param", classmethod(lambda _cls, _param: True))
-    param = _CudaTyped(torch.arange(6, dtype=dtype))
+    param = CudaTyped(torch.arange(6, dtype=dtype))
     owned = SimpleNamespace(start=2, end=5, size=3)
     group: dict[str, Any] = {"params": [param], "orig_group": {"params": [param]}}
     config = SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=False, fp8_recipe="blockwise")
@@ -66,7 +67,7 @@ def test_shards_survive_a_write_to_the_weights(offload: float | None) -> None:
 
 def test_what_megatron_notes_on_a_shard_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     no_grad_main_params(distrib_optimizer)
-    param = _CudaTyped(torch.zeros(4))
+    param = CudaTyped(torch.zeros(4))
     param.shared = True  # type: ignore[attr-defined]
     group: dict[str, Any] = {"params": [param], "orig_group": {"params": [param]}}
     ranges = [{torch.float32: [{"param_map": {param: {"param": SimpleNamespace(start=0, end=4, size=4)}}}]}]

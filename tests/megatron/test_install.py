@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from warm_python import WarmPython
 
 HERE = Path(__file__).parent
+# On the version of the lock file every patch is needed; a checkout (environment.py) may have mended some.
+PINNED = metadata.version("megatron-core") == "0.19.2" and not os.environ.get("DSV4KIT_MEGATRON_LM")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 _WITHOUT_TRITON = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; "
@@ -42,7 +45,7 @@ def test_every_patch_is_decided_before_an_optimizer_can_be_built(python: Run) ->
     assert heavy == []
     states = {row["patch"]: row["state"] for row in rows}
     assert states.pop("MTP tolerates extra arguments") in ("not needed", "pending")
-    assert set(states.values()) == {"applied"}
+    assert set(states.values()) == {"applied"} if PINNED else set(states.values()) <= {"applied", "not needed"}
     assert len(states) == 14
     bound = next(row["detail"] for row in rows if row["patch"] == "gradient norm per dtype")
     assert bound == "bound in megatron.core.optimizer.clip_grads"

@@ -31,6 +31,7 @@ def patched_places() -> list[tuple[Any, str]]:
     optimizer, hdo = distrib_optimizer.DistributedOptimizer, hybrid_optimizer.HybridDeviceOptimizer
     norm, clip = "get_grad_norm_fp32", "clip_grad_by_total_norm_fp32"
     return [
+        (optimizer, "__init__"),
         (optimizer, "_build_model_and_main_param_groups"),
         (optimizer, "load_state_dict"),
         (optimizer, "_set_main_param_and_optimizer_states"),

@@ -86,6 +86,9 @@ test-runtime: setup-dev runtime  ## the plugin inside the trainer's environment,
 test-megatron: setup-dev runtime  ## the plugin against a checkout of Megatron-LM [MEGATRON_LM=, else the locked one]
 	@DSV4KIT_MEGATRON_LM="$$DSV4KIT_MAKE_MEGATRON_LM" $(VENV)/bin/python tests/megatron/environment.py -q
 
+test-v4: setup-dev runtime  ## DeepSeek-V4 itself on a CPU: MEGATRON_LM=DIRECTORY MEGATRON_BRIDGE=DIRECTORY (docs/v4.md)
+	@DSV4KIT_MEGATRON_LM="$$DSV4KIT_MAKE_MEGATRON_LM" DSV4KIT_MEGATRON_BRIDGE="$$DSV4KIT_MAKE_MEGATRON_BRIDGE" $(VENV)/bin/python tests/v4/start.py -q
+
 test-cluster: setup-dev  ## a real Slurm on this machine, stand-in trainers
 	@$(PYTEST) tests/cluster
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
+from dsv4kit.launch.render import conclude_text
 from dsv4kit.launch.slurm import Slurm, error_lines
 from dsv4kit.run.course import Request
 from dsv4kit.run.directory import ChainLink, RunDir
-from dsv4kit.run.files import write_text
+from dsv4kit.run.files import write_json, write_text
 
 
 class JobsLeftError(UserError):
@@ -43,6 +45,9 @@ def submit_segments(
         for segment in segments:
             prepared = executor(segment, after)
             write_text(run.segment(segment).script, prepared.script_text())
+            write_text(run.segment(segment).conclude_script, conclude_text())
+            if not links and before:
+                write_json(run.segment(segment).resumed_file, {"time": round(time.time(), 1)})
             if request and not links:
                 request.save(run.segment(segment))
             job = prepared.submit(run_segment, str(run.path), segment)

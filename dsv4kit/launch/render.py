@@ -15,8 +15,8 @@ from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
 from dsv4kit.launch.segment_option import knows_segment
-from dsv4kit.launch.slurm import MARK
 from dsv4kit.run.directory import RunDir
+from dsv4kit.verl_keys.overrides import checkpoint_dir
 
 
 @functools.cache  # with it a template is compiled once, and not for each segment
@@ -32,6 +32,11 @@ def environment() -> jinja2.Environment:
     )
     made.filters |= {"shell": quoting.shell, "sbatch": quoting.sbatch}
     return made
+
+
+def conclude_text() -> str:
+    """What a segment's batch script runs at its end; each segment has its own copy, so no run changes halfway."""
+    return (ROOT / "templates" / "conclude.sh").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ class SegmentScript:
                 scratch_dir=self.site.scratch_dir,
                 mounts=mounts.of(settings, self.site, self.run) if container.runtime != "none" else [],
                 submitit_command=submitit_command,
-                mark=MARK,
+                checkpoint_dir=checkpoint_dir(settings, str(self.run.path)),
+                attempt_limit=settings.watch.max_attempts_without_progress,
             )
         )
 

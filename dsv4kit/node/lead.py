@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from dsv4kit.checkpoint import tracker
 from dsv4kit.node import driver, preflight
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.resume import set_course
-from dsv4kit.run import ends, outcome
+from dsv4kit.run import ends, exclusions, outcome
 from dsv4kit.run.course import Course
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.files import read_json
@@ -21,6 +23,10 @@ from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases
+
+_POLL_S = 0.25
+# All nodes check themselves at the same time, so what one finds others find soon.
+_ALL_REPORTS_S = 15.0
 
 
 class Lead:
@@ -57,14 +63,19 @@ class Lead:
 
     def _run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
         excluded: list[str] = []
-        here = set_course(self.spec, self.attempt)
-        here.save(self.attempt.files)
-        for line in here.actions:
-            print(f"checkpoints: {line}", flush=True)
+        saved = tracker.read_tracker(Path(self.spec.checkpoint_dir)) or 0
+        here = Course(saved, saved)
         try:
+            here = set_course(self.spec, self.attempt)
+            here.save(self.attempt.files)
+            for line in here.actions:
+                print(f"checkpoints: {line}", flush=True)
             evidence = self._advance(here, prepare)
         except AttemptError as end:
             evidence, excluded = end.evidence, end.excluded
+        except Exception as error:  # whatever it is, the next one has to know that it was not the trainer
+            traceback.print_exc()
+            evidence = Evidence(ends.AGENT_FAILED, [f"{type(error).__name__}: {error}", *_raised_at(error)])
         finally:
             self.phases.begin(END)
         self._conclude(here, evidence, excluded)
@@ -76,7 +87,7 @@ class Lead:
             return Evidence(ends.NOTHING_TO_DO, [])
         own, launcher = prepare()
         if own.problems:
-            raise AttemptError(ends.PREFLIGHT, _named([own]), [own.host])
+            self._refuse_bad_nodes()
         launcher.bring_up(own, here.target, self._watch_nodes)
         return self._drive(here, own, launcher)
 
@@ -87,15 +98,23 @@ class Lead:
         if self.terminated.is_set():
             raise AttemptError(self._interrupted() or ends.TERMINATED, [])
         seen = self.attempt.look()
-        bad = [report for report in seen.reports if report.problems]
-        if bad:
-            raise AttemptError(ends.PREFLIGHT, _named(bad), [report.host for report in bad])
+        if any(report.problems for report in seen.reports):
+            self._refuse_bad_nodes()
         if skewed := self.clocks.off(seen.reports, time.time()):
             raise AttemptError(ends.PREFLIGHT, skewed)
         if seen.failures:
             lines = [f"{host}: {problem}" for host, problem in seen.failures.items()]
             raise AttemptError(ends.NODE_LOST, lines, list(seen.failures))
         return seen
+
+    def _refuse_bad_nodes(self) -> NoReturn:
+        """Ends the attempt for the nodes that failed their checks: all of them, so that each is avoided at once."""
+        deadline = time.monotonic() + _ALL_REPORTS_S
+        while len(self.attempt.look().reports) < self.spec.nodes and time.monotonic() < deadline:
+            if self.terminated.wait(_POLL_S):
+                break
+        bad = [report for report in self.attempt.look().reports if report.problems]
+        raise AttemptError(ends.PREFLIGHT, _named(bad), [report.host for report in bad])
 
     def _drive(self, here: Course, own: NodeReport, launcher: Launcher) -> Evidence:
         self.phases.begin(IMPORT)
@@ -130,13 +149,14 @@ class Lead:
         directory = Path(self.spec.checkpoint_dir)
         reached = here.start if here.refusal else tracker.read_tracker(directory) or 0
         seen = self.attempt.look()
-        past = outcome.history(self.attempt.run)
+        bad = sorted({*excluded, *seen.failures})
+        self._exclude(bad, seen, evidence)
         following, reason = outcome.decide(
             evidence.end,
             reached=reached,
             total=self.spec.total_steps,
             start=here.start,
-            history=past,
+            history=outcome.since_resume(self.attempt.run),
             limit=self.spec.limits.max_attempts_without_progress,
         )
         result = outcome.Outcome(
@@ -151,7 +171,7 @@ class Lead:
             reason=reason,
             evidence=evidence.lines,
             notes=[*here.actions, *self.notes],
-            excluded_nodes=sorted({*excluded, *seen.failures, *(past[-1].excluded_nodes if past else [])}),
+            excluded_nodes=[one.node for one in exclusions.active(self.attempt.run, time.time())],
             nodes=[report.host for report in seen.reports],
             exit_status=self.exit_status,
             started=round(self.started, 3),
@@ -161,6 +181,21 @@ class Lead:
         outcome.announce(result, self.attempt.segment_dir)
         read = outcome.load(self.attempt.files) or result  # as every reader has it: cancelled
         print(f"segment {read.segment}: {read.end}, {read.next}: {read.reason}", flush=True)
+
+    def _exclude(self, hosts: list[str], seen: NodesSeen, evidence: Evidence) -> None:
+        """Writes down the nodes that the run avoids from now on, by Slurm's names, each with its own reason."""
+        names = {report.host: report.slurm_node or report.host for report in seen.reports}
+        own = self.attempt.segment
+        for host in hosts:
+            lines = [line.removeprefix(f"{host}: ") for line in evidence.lines if line.startswith(f"{host}: ")]
+            reason = seen.failures.get(host) or "; ".join(lines) or evidence.end
+            found = exclusions.Exclusion(round(time.time(), 1), own, names.get(host, host), reason)
+            exclusions.add(self.attempt.run, [found])
+
+
+def _raised_at(error: Exception) -> list[str]:
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f"in {Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
 
 
 def _live(owner: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import time
@@ -16,12 +17,15 @@ from dsv4kit.run.node_spec import NodeSpec
 GIB = 2**30
 # The driver and its daemons take below 1 % of a GPU's memory.
 _FOREIGN_SHARE = 0.1
+# Ray's own recommendation is 65,536; below this its workers fail on one node of 8 GPUs.
+_OPEN_FILES = 4096
 
 
 def check(spec: NodeSpec, address: str, own: NodeFiles) -> NodeReport:
     """All checks of this node; `own` are its files in the run directory."""
     available = inventory.memory_available(spec.cpu_numa_nodes)
     problems = [
+        *_limits(spec.device),
         *_memory(available, spec.limits.min_memory_bytes),
         *_shared_memory(spec.limits.min_shm_bytes),
         *_scratch(Path(spec.scratch_dir)),
@@ -31,7 +35,25 @@ def check(spec: NodeSpec, address: str, own: NodeFiles) -> NodeReport:
         *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
         *_fabric(spec.env, inventory.imex_channels()),
     ]
-    return NodeReport(own.host, address, problems, round(available / GIB, 1), time.time())
+    slurm_node = os.environ.get("SLURMD_NODENAME", "")
+    return NodeReport(own.host, address, problems, round(available / GIB, 1), time.time(), slurm_node=slurm_node)
+
+
+def _limits(device: str) -> Iterable[str]:
+    """What the login shell or the node lets a process have: too little of it kills a trainer hours later.
+
+    Ray and the data loaders keep thousands of files and sockets open; RDMA pins the memory it moves (about 64 MiB are
+    not enough for one ring of NCCL).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if soft != resource.RLIM_INFINITY:
+        yield f"a process may use {soft} s of CPU time (ulimit -t); unlimited is needed"
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _OPEN_FILES:
+        yield f"a process may open {soft} files (ulimit -n), at most {hard}; {_OPEN_FILES} are needed"
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if device == "cuda" and soft != resource.RLIM_INFINITY and soft < GIB:
+        yield f"a process may lock {soft // 1024} KiB of memory (ulimit -l); the network's transfers need unlimited"
 
 
 class Clocks:

@@ -3,10 +3,12 @@
     <run>/run.yaml                    what the run was submitted with (read by the control plane: it is YAML)
     <run>/node.json                   what the nodes are told                                        (node_spec)
     <run>/chain.json                  the segments and their job ids
+    <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
-    <run>/segments/0001/              segment.sbatch, submitit/, slurm.log; what steers it: STOP, request.json,
-                                      cancelled.json; what the batch script reads: verdict, excluded_nodes (outcome)
+    <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log; what steers it: STOP,
+                                      request.json, cancelled.json, resumed.json; what the batch script reads: verdict,
+                                      excluded_nodes (outcome)
     <run>/segments/0001/attempt-0/    plan.json (course), phases.jsonl (phases), driver.log (driver_log),
                                       metrics.jsonl (metrics), outcome.json (outcome), nodes/ (node_files)
 
@@ -152,6 +154,16 @@ class SegmentDir:
         return self.path / "segment.sbatch"
 
     @property
+    def conclude_script(self) -> Path:
+        """What the batch script runs when its srun is over; templates/conclude.sh as it was at the submission."""
+        return self.path / "conclude.sh"
+
+    @property
+    def resumed_file(self) -> Path:
+        """A resume begins with this segment: attempts without progress are counted from here on."""
+        return self.path / "resumed.json"
+
+    @property
     def job_environment(self) -> Path:
         """The environment its job starts with, in the form of sbatch's --export-file."""
         return self.path / "job.env"
@@ -237,6 +249,11 @@ class RunDir:
     def node_spec_file(self) -> Path:
         """What the nodes are told."""
         return self.path / "node.json"
+
+    @property
+    def exclusions_file(self) -> Path:
+        """Nodes the run avoids, and why (exclusions)."""
+        return self.path / "excluded_nodes.jsonl"
 
     @property
     def kit(self) -> Path:

@@ -40,10 +40,16 @@ CANCELLED = "cancelled"
 # Another attempt of the same run holds its lease; this one did nothing.
 ANOTHER_LIVE = "another job is live"
 LOST = "lost"
+# No agent of it left a word: the image, Python or the run directory was not there.
+NEVER_STARTED = "never started"
+# The agent of node 0 failed by a fault of its own or of the files it reads.
+AGENT_FAILED = "agent failed"
 UNKNOWN = "unknown"
 
 # No fault of the attempt's own: it says nothing about whether the next one can make progress.
 EXCUSED = frozenset({CANCELLED, ANOTHER_LIVE})
+# Slurm ended it, or a node was lost: no word about the run itself.
+FROM_OUTSIDE = frozenset({TERMINATED, NODE_LOST, LOST})
 # Trying again cannot help with these.
 FATAL = frozenset({CONFIGURATION, CHECKPOINT, WRONG_STEP})
 

@@ -26,7 +26,8 @@ _REPORT, _FAILURE, _ENDED, _SAMPLES = ".json", ".failed", ".ended", ".csv"
 class NodeReport:
     """What one node found out about itself; no problems means it can take part. `facts` are for the doctor.
 
-    `time` is the node's clock when it wrote this, in seconds since the epoch.
+    `time` is the node's clock when it wrote this, in seconds since the epoch; `slurm_node` what Slurm calls the node,
+    which need not be its host name.
     """
 
     host: str
@@ -35,6 +36,7 @@ class NodeReport:
     memory_available_gib: float = 0.0
     time: float = 0.0
     facts: dict[str, object] = field(default_factory=dict)
+    slurm_node: str = ""
 
 
 @dataclass(frozen=True)

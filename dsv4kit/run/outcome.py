@@ -16,6 +16,8 @@ from dsv4kit.run.files import read_object, write_json, write_text
 CONTINUE = "continue"
 FINISHED = "finished"
 STOP = "stop"
+# How many more attempts in a row may come to nothing where Slurm or a node was the cause.
+OUTSIDE_FACTOR = 5
 
 # What `Outcome.next` is called in `outcome.json`, as the frozen kits of older runs write it.
 _NEXT_KEY = "verdict"
@@ -56,6 +58,7 @@ def decide(
 ) -> tuple[str, str]:
     """(next, reason). Progress is what counts; `limit` attempts in a row without any stop the chain.
 
+    An attempt that Slurm ended, or that lost a node, is counted apart and has OUTSIDE_FACTOR times that limit.
     One that its user cancelled, or that found another job of the run at work, had no chance to make progress, and does
     not count.
     """
@@ -67,19 +70,29 @@ def decide(
         return CONTINUE, f"step {reached} of {total} is saved"
     if end in ends.FATAL:
         return STOP, f"{end}: trying again cannot help"
-    fruitless = 1
+    row = [end]
     for earlier in reversed(history):
         if earlier.advanced:
             break
-        fruitless += earlier.end not in ends.EXCUSED
-    if fruitless >= limit:
-        return STOP, f"{fruitless} attempts in a row without progress, at step {reached} of {total}"
-    return CONTINUE, f"no progress ({end}), attempt {fruitless} of {limit} allowed in a row"
+        row.append(earlier.end)
+    # What Slurm or a node did says less about the run than what the run did by itself.
+    outside = end in ends.FROM_OUTSIDE
+    allowed = limit * OUTSIDE_FACTOR if outside else limit
+    counted = sum(one in ends.FROM_OUTSIDE if outside else one not in ends.EXCUSED | ends.FROM_OUTSIDE for one in row)
+    if counted >= allowed:
+        return STOP, f"{counted} attempts in a row without progress, at step {reached} of {total}"
+    return CONTINUE, f"no progress ({end}), attempt {counted} of {allowed} allowed in a row"
 
 
 def history(run: RunDir) -> list[Outcome]:
     """Outcomes of all attempts so far, oldest first."""
     return [outcome for attempt in run.attempts() if (outcome := load(attempt))]
+
+
+def since_resume(run: RunDir) -> list[Outcome]:
+    """Outcomes since the last `resume`, oldest first: what came before it, its user has looked at."""
+    begins = max((segment.number for segment in run.segments() if segment.resumed_file.exists()), default=0)
+    return [outcome for outcome in history(run) if outcome.segment >= begins]
 
 
 def load(attempt: AttemptDir) -> Outcome | None:
@@ -108,7 +121,7 @@ def save(outcome: Outcome, segment: SegmentDir) -> None:
 
 
 def announce(outcome: Outcome, segment: SegmentDir) -> None:
-    """Writes the two files the batch script reads: the excluded nodes, and last what is next."""
+    """Writes the two files the batch script reads: the nodes to avoid, and last what is next."""
     write_text(segment.excluded_file, ",".join(outcome.excluded_nodes))
     announce_next(outcome.next, segment)
 

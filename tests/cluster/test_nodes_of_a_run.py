@@ -10,7 +10,7 @@ import pytest
 from test_chain import Cluster, steps
 
 from dsv4kit.launch.cancel import cancel_run
-from dsv4kit.run import ends
+from dsv4kit.run import ends, exclusions, outcome
 from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
@@ -43,6 +43,24 @@ def test_a_node_that_fails_its_preflight_is_named_and_avoided(cluster: Cluster) 
         assert state.state == "incomplete"
     finally:
         cluster.sandbox.exec("node2", ["rm", "/dev/shm/full"])
+
+
+def test_a_node_where_python_does_not_start_is_named_and_avoided(cluster: Cluster) -> None:
+    hidden = str(cluster.python.parent)
+    cluster.sandbox.exec("node2", ["mount", "-t", "tmpfs", "none", hidden])
+    try:
+        run = cluster.submit_sft("no-python", ("schedule.steps", 2), ("schedule.segment_steps", 1), nodes=2)
+        state = cluster.wait(run)
+    finally:
+        cluster.sandbox.exec("node2", ["umount", hidden])
+    first = outcome.load(run.segment(1).attempt(0))
+    assert first is not None
+    assert (first.end, first.excluded_nodes) == (ends.NEVER_STARTED, ["node2"])
+    assert "No such file or directory" in " ".join(first.evidence)
+    assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
+    assert steps(state) == [(0, 0), (0, 1)]
+    (found,) = exclusions.active(run, time.time())
+    assert (found.node, found.segment) == ("node2", 1)
 
 
 def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Cluster) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
-from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.render import SegmentScript, conclude_text
 from dsv4kit.run.directory import RunDir
 
 HERE = Path(__file__).parent
@@ -119,6 +119,7 @@ class Host:
         self.bin.mkdir()
         self.run = root / "runs" / "r"
         (self.run / "segments" / "0001").mkdir(parents=True)
+        (self.run / "segments" / "0001" / "conclude.sh").write_text(conclude_text())
         (self.run / "kit").mkdir()
         verdict = shlex.quote(str(self.run / "segments" / "0001" / "verdict"))
         shown = shlex.quote(str(root / "srun"))

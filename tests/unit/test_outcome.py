@@ -6,6 +6,7 @@ import pytest
 
 from dsv4kit.run import ends, outcome
 from dsv4kit.run.directory import AttemptDir, RunDir, SegmentDir
+from dsv4kit.run.files import write_json
 from dsv4kit.run.outcome import CONTINUE, FINISHED, STOP, Outcome
 
 
@@ -56,6 +57,24 @@ def test_an_attempt_that_found_another_job_of_the_run_at_work_changes_nothing_fo
     aside = made(4, 4, end=ends.ANOTHER_LIVE)
     assert following(ends.ANOTHER_LIVE, 12, 12) == CONTINUE
     assert following(ends.UNKNOWN, 4, 4, past=[aside, made(4, 4), aside, aside]) == CONTINUE
+
+
+@pytest.mark.parametrize("end", sorted(ends.FROM_OUTSIDE))
+def test_what_slurm_or_a_node_did_has_a_larger_limit_of_its_own(end: str) -> None:
+    many = [made(4, 4, end=end)] * 10
+    assert following(end, 4, 4, past=many) == CONTINUE
+    assert following(end, 4, 4, past=many + many) == STOP
+    assert following(ends.UNKNOWN, 4, 4, past=[made(4, 4), *many]) == CONTINUE
+    assert following(ends.UNKNOWN, 4, 4, past=[made(4, 4), *many, made(4, 4)]) == STOP
+
+
+def test_attempts_are_counted_from_the_last_resume_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for segment in (1, 2, 3):
+        outcome.save(made(4, 4, segment=segment), run.segment(segment))
+    assert [one.segment for one in outcome.since_resume(run)] == [1, 2, 3]
+    write_json(run.segment(2).resumed_file, {})
+    assert [one.segment for one in outcome.since_resume(run)] == [2, 3]
 
 
 def test_what_the_user_cancelled_is_no_attempt_without_progress() -> None:

@@ -58,7 +58,7 @@ status: setup  ## show a run [RUN=]
 logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1]
 	@$(KIT) --make logs
 
-resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP=]
+resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP= FORGET_NODES=1]
 	@$(KIT) --make resume
 
 cancel: setup  ## end a run; what is saved stays [RUN=]

@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
         {name: getattr(args, name.lower()) for name in site_choice.QUEUE},
         new_kit=args.kit == "new",
     )
-    links = Resumption(run_dir, slurm, steps, from_step, asked).submit(lambda line: print(line, flush=True))
+    links = Resumption(run_dir, slurm, steps, from_step, asked, forget_nodes=bool(args.forget_nodes)).submit(
+        lambda line: print(line, flush=True)
+    )
     if args.follow if args.follow is not None else read_record(run_dir)["site"]["follow"]:
         from dsv4kit.cli.follow import follow
 

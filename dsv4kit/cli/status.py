@@ -45,6 +45,7 @@ def table(state: RunState) -> str:
     last = f", last {measure} {curve[max(curve)]:.3f}" if curve else ""
     head = f"{state.run}: {state.state}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in _notes(segment)]
+    notes += [f"avoids {one['node']} since segment {one['segment']}: {one['reason']}" for one in state.excluded_nodes]
     reason = [state.reason] if state.reason else []
     return "\n".join([head, state.directory, *reason, *what_next(state), "", *aligned(rows), *notes])
 

@@ -90,6 +90,7 @@ QUEUE = (
     Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
 )
 KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
+FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
@@ -98,7 +99,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
-    "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FOLLOW),
+    "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
     "cancel": (RUN,),

@@ -41,12 +41,13 @@ def conclude_text() -> str:
 
 @dataclass(frozen=True)
 class SegmentScript:
-    """All that the script of one segment depends on."""
+    """All that the script of one segment depends on; `avoid`: nodes that earlier segments found bad."""
 
     settings: Settings
     site: Site
     run: RunDir
     segment: int
+    avoid: tuple[str, ...] = ()
 
     def render(self, submitit_command: str) -> str:
         """The script; `submitit_command` is the payload submitit wants run on every node."""
@@ -69,6 +70,7 @@ class SegmentScript:
                 time=settings.schedule.time,
                 time_limit_s=time_limit.seconds(settings.schedule.time),
                 slurm=slurm,
+                exclude=",".join(filter(None, [slurm.exclude, *self.avoid])),
                 block_nodes=self._block_nodes(),
                 knows_segment=knows_segment(slurm.version),
                 env=self.site.env,

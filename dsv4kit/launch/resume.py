@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from dsv4kit.launch.run_dir import read_record, write_record
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission, commit
-from dsv4kit.run import node_spec
+from dsv4kit.run import exclusions, node_spec
 from dsv4kit.run.course import Request
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json
@@ -36,13 +37,17 @@ from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 
 @dataclass(frozen=True)
 class Resumption:
-    """A resume, checked. `steps` is the new length of the run, `from_step` an older checkpoint to go back to."""
+    """A resume, checked. `steps` is the new length of the run, `from_step` an older checkpoint to go back to.
+
+    `forget_nodes`: nodes that the run has found bad may be used again.
+    """
 
     run: RunDir
     slurm: Slurm
     steps: int | None = None
     from_step: int | None = None
     asked: Asked = field(default_factory=Asked)
+    forget_nodes: bool = False
 
     def submit(self, progress: Callable[[str], None]) -> list[ChainLink]:
         """Submits as many segments as the remaining steps take. Of two resumes at once one is refused."""
@@ -79,7 +84,12 @@ class Resumption:
             self.slurm,
             frozen["python"],
         )
-        after = dataclasses.replace(before, resolved=Resolved(settings, resolved.sources), site=site, python=python)
+        if self.forget_nodes:
+            exclusions.forget(self.run, time.time())
+        avoid = self._avoided(settings.schedule.nodes, site)
+        after = dataclasses.replace(
+            before, resolved=Resolved(settings, resolved.sources), site=site, python=python, avoid=avoid
+        )
         spec = old_spec
         if found.keys() - {"schedule.steps"} or self.asked.new_kit:
             for problem in (*trainer_rules.broken(settings, resolved.sources), *site_files.problems(site)):
@@ -115,6 +125,12 @@ class Resumption:
         frozen["sources"] = dict(resolved.sources)
         write_record(self.run, frozen)
         return links
+
+    def _avoided(self, nodes: int, site: Site) -> tuple[str, ...]:
+        """The nodes the run has found bad, as far as the partition has enough others; those found last stay out."""
+        bad = [one.node for one in exclusions.active(self.run, time.time())]
+        spare = self.slurm.node_count(site.slurm.partition).there - nodes if bad else 0
+        return tuple(bad[: max(0, spare)])
 
     def _start(self, settings: Settings, total: int) -> int:
         """The step the first new segment begins with; refuses a run that is still going or has nothing left to do."""

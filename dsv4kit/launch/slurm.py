@@ -154,6 +154,11 @@ class Slurm:
         answer = self.rows(3, "squeue", "--me", "-h", "-t", "all", "-o", f"{MARK}%i|%T|%R")
         return {job_id: JobState(state, reason) for job_id, state, reason in answer if job_id in wanted}
 
+    def comment(self, job_id: str) -> str | None:
+        """The comment that a job carries; None without one."""
+        found = self.rows(1, "squeue", "-h", "-t", "all", "-j", job_id, "-o", f"{MARK}%k")
+        return found[0][0] if found and found[0][0] not in ("", "(null)") else None
+
     def named(self, job_name: str) -> dict[str, str]:
         """Job id -> state of this user's jobs of that name."""
         answer = self.rows(2, "squeue", "--me", "-h", "-t", "all", f"--name={job_name}", "-o", f"{MARK}%i|%T")

@@ -13,7 +13,7 @@ from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.launch.usual import UsualPhases
-from dsv4kit.run import metrics, node_spec, outcome, phases
+from dsv4kit.run import exclusions, metrics, node_spec, outcome, phases
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import read_object
 from dsv4kit.run.outcome import Outcome
@@ -61,7 +61,7 @@ class RunState:
     """A run and its segments.
 
     `state`: waiting, running, finished, cancelled (by the user), stopped (by itself), incomplete (the chain is used
-    up) or unknown.
+    up) or unknown. `excluded_nodes`: nodes the run avoids now, with when, in which segment and why.
     """
 
     run: str
@@ -74,6 +74,7 @@ class RunState:
     rewards: dict[int, float]
     losses: dict[int, float]
     segments: list[SegmentState]
+    excluded_nodes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -119,6 +120,8 @@ class StateReader:
         goes_back = any(run.segment(segment.segment).request_file.exists() for segment in waiting)
         past = [attempt.outcome for attempt in attempts if attempt.outcome]
         state, reason = _state(segments, past, saved, spec["total_steps"], cancelled, goes_back)
+        if state == "waiting" and "JobHeldUser" in reason:
+            reason = self._why_held(segments) or reason
         return RunState(
             run=run.name,
             directory=str(run.path),
@@ -130,7 +133,16 @@ class StateReader:
             rewards=rewards,
             losses=losses,
             segments=segments,
+            excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
+
+    def _why_held(self, segments: Sequence[SegmentState]) -> str | None:
+        """What the batch host that held them wrote into Slurm, where it could write nothing else."""
+        held = next(segment for segment in segments if not segment.over)
+        try:
+            return self._slurm.comment(held.job_id)
+        except UserError:
+            return None
 
     def _segment(
         self, link: ChainLink, job: JobState | None, files: Mapping[int, Sequence[AttemptReader]]
@@ -150,8 +162,8 @@ class StateReader:
             state=state.state,
             reason=state.reason,
             attempts=len(attempts),
-            start_step=course.start if course else None,
-            target_step=course.target if course else None,
+            start_step=course.start if course else done.start if done else None,
+            target_step=course.target if course else done.target if done else None,
             end_step=done.reached if done else None,
             last_step=last.step if last else None,
             reward=last.data.get(metrics.REWARD) if last else None,

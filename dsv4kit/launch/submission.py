@@ -56,7 +56,10 @@ _NOT_SET = "/not-set"
 
 @dataclass(frozen=True)
 class Submission:
-    """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did."""
+    """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did.
+
+    `avoid`: nodes that the run has found bad (a resume's).
+    """
 
     resolved: Resolved
     site: Site
@@ -66,6 +69,7 @@ class Submission:
     model_path: str = ""
     data_dir: str = ""
     forced: bool = False
+    avoid: tuple[str, ...] = ()
 
     @property
     def segments(self) -> int:
@@ -287,7 +291,7 @@ class Submission:
 
     def executor(self, segment: int, after: str | None) -> SegmentExecutor:
         """What submits a segment of it, behind the job `after`."""
-        script = SegmentScript(self.resolved.settings, self.site, self.run, segment)
+        script = SegmentScript(self.resolved.settings, self.site, self.run, segment, self.avoid)
         return make_executor(script, self.python, self.slurm, after)
 
 

@@ -10,7 +10,8 @@ import pytest
 from test_chain import Cluster, steps
 
 from dsv4kit.launch.cancel import cancel_run
-from dsv4kit.run import ends, exclusions, outcome
+from dsv4kit.launch.resume import Resumption
+from dsv4kit.run import ends, outcome
 from dsv4kit.run.directory import RunDir
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
@@ -59,8 +60,11 @@ def test_a_node_where_python_does_not_start_is_named_and_avoided(cluster: Cluste
     assert "No such file or directory" in " ".join(first.evidence)
     assert "node2" not in cluster.nodes_of(state.segments[1].job_id)
     assert steps(state) == [(0, 0), (0, 1)]
-    (found,) = exclusions.active(run, time.time())
-    assert (found.node, found.segment) == ("node2", 1)
+    (found,) = state.excluded_nodes
+    assert (found["node"], found["segment"]) == ("node2", 1)
+    links = Resumption(run, cluster.slurm).submit(print)
+    assert '#SBATCH --exclude="node2"\n' in run.segment(links[0].segment).script.read_text()
+    assert cluster.wait(run).state == "finished"
 
 
 def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Cluster) -> None:

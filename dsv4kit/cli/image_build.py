@@ -86,13 +86,15 @@ def _import(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from dsv4kit.config.loading import hardware_defaults, load_settings
-    from dsv4kit.image import contents, fit, record
-    from dsv4kit.launch.site_files import image_problems
+    from dsv4kit.feasibility import image_rules
+    from dsv4kit.feasibility.site_files import image_problems
+    from dsv4kit.image import fit, record
 
     file = os.path.abspath(args.file)
     for problem in image_problems(file, "image"):
         raise UserError(problem)
-    manifest, architecture = contents.manifest(file), contents.architecture(file)
+    facts = fit.inside(file)
+    manifest, architecture = facts.manifest, facts.architecture
     _say(f"{file}: {os.path.getsize(file) / 1e9:.2f} GB for {architecture or 'an unknown processor'}")
     well = True
     known = record.load(Path(file))
@@ -115,7 +117,7 @@ def _verify(args: argparse.Namespace) -> int:
         return 0 if well else 1
     defaults = hardware_defaults(hardware)
     settings = load_settings(hardware, args.model or defaults["model"], args.recipe or defaults["recipe"]).settings
-    wrong = list(fit.problems(file, settings))
+    wrong = [refusal.line for refusal in image_rules.refused(facts, settings)]
     for line in wrong:
         _say(f"problem  {line}")
     if not wrong:

@@ -24,7 +24,7 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
 
     `install` puts in place whatever is missing; without it (a dry run) nothing is touched.
     """
-    from dsv4kit.launch import site_files
+    from dsv4kit.feasibility import site_files
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox import runtime
     from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec

@@ -9,6 +9,7 @@ from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
 
 if TYPE_CHECKING:
+    from dsv4kit.feasibility.case import Case
     from dsv4kit.plan.core import Plan
     from dsv4kit.plan.counted.inputs import Question
     from dsv4kit.plan.fitted.site_constants import SiteConstants
@@ -27,20 +28,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan; 3 where it does not fit."""
+    """Prints the plan; 3 where it does not fit. What `submit` would refuse is refused here, in the same line."""
     if args.calibrate:
         return _calibrate(args.calibrate, args.site)
-    asked, site_name = _question(args)
+    from dsv4kit.cli.selection import selection
+    from dsv4kit.feasibility.refusals import refuse
+    from dsv4kit.launch.segment_option import asks_for_segment
+    from dsv4kit.plan.fitted.site_constants import coefficients_for
+    from dsv4kit.plan.from_settings import question
+
+    chosen = selection(args)
+    case = chosen.case()
+    if not args.search:
+        refuse(case)
+    asked = question(chosen.resolved.settings)
     if asked is None:
+        refuse(case)
         print('{"verdict": null}' if args.json else _NO_PLAN)
         return 0
-    from dsv4kit.plan.fitted.site_constants import coefficients_for
+    asked = asked._replace(placed=asks_for_segment(chosen.site))
+    site = coefficients_for(chosen.site.name)
+    return _search(asked, case, site, args.json) if args.search else _plan(asked, case, site, args.json, args.explain)
 
-    site = coefficients_for(site_name)
-    return _search(asked, site, args.json) if args.search else _plan(asked, site, args.json, args.explain)
 
-
-def _plan(asked: Question, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
+def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
     from dsv4kit.plan.core import evaluate
 
     plan = evaluate(asked, site.coefficients, site.points)
@@ -49,11 +60,11 @@ def _plan(asked: Question, site: SiteConstants, as_json: bool, with_formulas: bo
 
         from dsv4kit.plan.shown import as_json as form
 
-        print(json.dumps(form.as_json(plan, _levers(plan)), indent=2))
+        print(json.dumps(form.as_json(plan, _levers(plan, case)), indent=2))
     else:
         from dsv4kit.plan.shown.table import render
 
-        print(render(plan, _levers(plan) if plan.verdict.verdict != "fit" or with_formulas else ()))
+        print(render(plan, _levers(plan, case) if plan.verdict.verdict != "fit" or with_formulas else ()))
         if with_formulas:
             from dsv4kit.plan.shown.explain import explain
 
@@ -61,56 +72,36 @@ def _plan(asked: Question, site: SiteConstants, as_json: bool, with_formulas: bo
     return 0 if plan.verdict.fits else _IMPOSSIBLE
 
 
-def _levers(plan: Plan) -> tuple[Lever, ...]:
+def _levers(plan: Plan, case: Case) -> tuple[Lever, ...]:
+    from dsv4kit.feasibility.refusals import allows
     from dsv4kit.plan.levers import levers
 
-    return levers(plan)
+    return levers(plan, allows(case))
 
 
-def _search(asked: Question, site: SiteConstants, as_json: bool) -> int:
+def _search(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> int:
     from dsv4kit.errors import UserError
-    from dsv4kit.plan.counted.checks import check
+    from dsv4kit.feasibility.refusals import allows, beyond_search, refusals
     from dsv4kit.plan.search import candidate, search
 
-    found = search(asked, site.coefficients)
-    try:  # what is asked for may be illegal: that is a reason to search
-        check(asked)
-        now = candidate(asked, site.coefficients)
-    except UserError:
-        now = None
+    if (lasting := beyond_search(case)) is not None:
+        raise UserError(lasting.line)
+    refused = next(refusals(case), None)
+    found = search(asked, site.coefficients, allows(case))
+    if refused is not None and not found:
+        raise UserError(refused.line)
+    now = candidate(asked, site.coefficients) if refused is None else None
     if as_json:
         import json
 
         from dsv4kit.plan.shown.as_json import candidates_json
 
-        print(json.dumps({"candidates": candidates_json(found)}, indent=2))
+        print(json.dumps({"candidates": candidates_json(found, asked)}, indent=2))
     else:
         from dsv4kit.plan.shown.table import render_search
 
-        print(render_search(found, now))
+        print(render_search(found, now, asked))
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
-
-
-def _question(args: argparse.Namespace) -> tuple[Question | None, str | None]:
-    from dsv4kit.cli.submit import overrides_of
-    from dsv4kit.config.loading import hardware_defaults, load_settings, load_site, names
-    from dsv4kit.errors import UserError
-    from dsv4kit.launch.segment_option import asks_for_segment
-    from dsv4kit.plan.from_settings import question
-
-    if not args.hw:
-        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: make plan HW=h100")
-    defaults = hardware_defaults(args.hw)
-    model, recipe = args.model or defaults.get("model"), args.recipe or defaults.get("recipe")
-    for name, value in (("MODEL", model), ("RECIPE", recipe)):
-        if not value:
-            raise UserError(f"{name} is not set, and HW={args.hw} has no default for it")
-    site = load_site(args.site) if args.site else None
-    resolved = load_settings(args.hw, str(model), str(recipe), overrides_of(args))
-    asked = question(resolved.settings)
-    if asked and site:
-        asked = asked._replace(placed=asks_for_segment(site))
-    return asked, site.name if site else defaults.get("site")  # a file's name is not the site's
 
 
 def _calibrate(run_dir: str, site: str | None) -> int:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Submits the remaining steps as further segments."""
     from dsv4kit.cli.runs import chosen_name, open_run
-    from dsv4kit.cli.submit import overrides_of
+    from dsv4kit.cli.selection import overrides_of
     from dsv4kit.launch import site_choice
     from dsv4kit.launch.changes import Asked
     from dsv4kit.launch.resume import Resumption

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from dsv4kit import hints
 from dsv4kit.cli.arguments import add_variables
-from dsv4kit.cli.variables import BY_VERB, SELECTION, SETTINGS
-from dsv4kit.config.values import parse_value, split_pair
+from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.errors import UserError
 
 if TYPE_CHECKING:
-    from dsv4kit.config.loading import Override
     from dsv4kit.launch.submission import Submission
 
 
@@ -36,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Checks everything, then submits, then (on a site that wants it) follows the run to its end."""
     submission = request(args)
     submission.check()
-    for note in submission.data.notes:
+    for note in submission.case.data.notes:
         print(f"dsv4kit: data: {note}", file=sys.stderr)
     if submission.missing and not args.dry_run:
         name = submission.missing[0]
@@ -102,71 +100,23 @@ def _suggest_proxy(submission: Submission, args: argparse.Namespace) -> None:
 
 def request(args: argparse.Namespace) -> Submission:
     """What the options ask for, before anything is looked at outside of the configuration."""
-    from dsv4kit.config.loading import load_settings, load_site
-    from dsv4kit.launch import site_choice
+    from dsv4kit.cli.selection import selection
     from dsv4kit.launch.run_dir import checked_name, runs_root
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.launch.submission import Submission
     from dsv4kit.run.directory import RunDir
 
-    chosen = _selection(args)
-    site = load_site(chosen["site"])
-    if args.image:
-        site = site_choice.in_image(site, args.image)
-    site = site_choice.queued(site, {name: getattr(args, name.lower()) for name in site_choice.QUEUE})
-    overrides = [*site_choice.of_image(site), *overrides_of(args)]
-    resolved = load_settings(chosen["hw"], chosen["model"], chosen["recipe"], overrides)
-    name = checked_name(args.run if args.run is not None else _new_name(resolved.settings.profile))
+    chosen = selection(args)
+    name = checked_name(args.run if args.run is not None else _new_name(chosen.resolved.settings.profile))
     return Submission(
-        resolved, site, RunDir(runs_root() / name), Slurm(), site.python or "python3", forced=bool(args.force)
+        chosen.resolved,
+        chosen.site,
+        RunDir(runs_root() / name),
+        Slurm(),
+        chosen.site.python or "python3",
+        forced=bool(args.force),
+        image=chosen.image,
     )
-
-
-def overrides_of(args: argparse.Namespace) -> list[Override]:
-    """What the user set, in the order in which it counts: variables, then SET, then VERL."""
-    from dsv4kit.config.loading import Override
-
-    found = []
-    for variable in SETTINGS:
-        text = getattr(args, variable.name.lower())
-        if text is not None and variable.setting:
-            value = _listed(text, variable.separator) if variable.listed else text
-            found.append(Override(variable.setting, value, f"{variable.name}={text}"))
-    for word in args.set:
-        key, text = split_pair(word, "SET")
-        found.append(
-            Override(key, None if text == "null" else parse_value(text) if text[:1] in "[{" else text, f"SET {key}")
-        )
-    for word in args.verl:
-        key, text = split_pair(word, "VERL")
-        found.append(Override(f"verl.{key}", parse_value(text), f"VERL {key}"))
-    return found
-
-
-def _listed(text: str, separator: str | None) -> object:
-    """A list as people write it: `[a,b]`, or its items with `separator` between them."""
-    value = parse_value(text)
-    if isinstance(value, list):
-        return value
-    return [part.strip() for part in text.split(separator)] if separator else [text]
-
-
-def _selection(args: argparse.Namespace) -> dict[str, str]:
-    """Hardware, model, recipe and site: named, or the hardware's own."""
-    from dsv4kit.config.loading import hardware_defaults, names
-
-    if not args.hw:
-        instance = hints.command(args.verb, HW="cpu")
-        raise UserError(f"HW is not set; known: {', '.join(names('hardware'))}; for instance: {instance}")
-    defaults = hardware_defaults(args.hw)
-    chosen = {"hw": args.hw}
-    for variable in SELECTION[1:]:
-        key = variable.name.lower()
-        value = getattr(args, key) or defaults.get(key)
-        if not value:
-            raise UserError(f"{variable.name} is not set, and HW={args.hw} has no default for it")
-        chosen[key] = value
-    return chosen
 
 
 def _new_name(profile: str) -> str:

@@ -95,7 +95,7 @@ FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: st
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "plan": (*SELECTION, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
+    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),

@@ -57,16 +57,16 @@ KNOWN_SOURCES = frozenset(
 
 
 @dataclass
-class Report:
+class DataReport:
     """What is wrong, and what could not be looked at from here; one line each."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def examine(settings: Settings, sources: Mapping[str, str]) -> Report:
+def examine(settings: Settings, sources: Mapping[str, str]) -> DataReport:
     """All files the user named."""
-    report = Report()
+    report = DataReport()
     for key in ("train_files", "val_files"):
         files = getattr(settings.data, key) or []
         rows: int | None = 0
@@ -83,7 +83,7 @@ def examine(settings: Settings, sources: Mapping[str, str]) -> Report:
     return report
 
 
-def _file(path: str, shown: str, settings: Settings, report: Report) -> int | None:
+def _file(path: str, shown: str, settings: Settings, report: DataReport) -> int | None:
     """Rows of one file; None where they were not counted."""
     suffix = path.rpartition(".")[2].lower()
     if suffix in ("json", "jsonl") and not is_sft(settings):
@@ -111,7 +111,7 @@ def _sft(footer: Footer) -> Iterator[str]:
     yield from _conversation(footer, "messages")
 
 
-def _grpo(footer: Footer, settings: Settings, shown: str, report: Report) -> Iterator[str]:
+def _grpo(footer: Footer, settings: Settings, shown: str, report: DataReport) -> Iterator[str]:
     missing = [name for name in ("prompt", "data_source", "reward_model") if name not in footer.names]
     if missing:
         kind = "; `messages` makes it data for SFT" if "messages" in footer.names else ""
@@ -143,7 +143,7 @@ def _conversation(footer: Footer, name: str) -> Iterator[str]:
         yield f"`{name}.role` is empty in some row"
 
 
-def _filled(name: str, column: Column, shown: str, report: Report) -> Iterator[str]:
+def _filled(name: str, column: Column, shown: str, report: DataReport) -> Iterator[str]:
     if column.type != _TEXT:
         yield f"`{name}` is {column.type}, not text"
     elif column.nulls:
@@ -154,7 +154,7 @@ def _filled(name: str, column: Column, shown: str, report: Report) -> Iterator[s
         report.notes.append(f"{shown}: its writer noted no values of `{name}`: empty ones would show on the nodes only")
 
 
-def _known(column: Column, shown: str, report: Report) -> Iterator[str]:
+def _known(column: Column, shown: str, report: DataReport) -> Iterator[str]:
     if column.low is None or column.high is None:
         return
     for value in dict.fromkeys((column.low, column.high)):
@@ -177,7 +177,7 @@ def _source(name: str) -> str | None:
     )
 
 
-def _json(path: str, settings: Settings, report: Report) -> Iterator[str]:
+def _json(path: str, settings: Settings, report: DataReport) -> Iterator[str]:
     """The first rows of JSON lines."""
     try:
         with open(path, encoding="utf-8") as file:

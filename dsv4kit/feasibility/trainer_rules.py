@@ -1,20 +1,19 @@
 """What would fail hours later, in a queue or on 64 nodes, is refused here: one function per rule.
 
-A rule yields one line per thing that is wrong: what was said, why it cannot work, what would. Sources are files of verl
-0.9.1, Megatron-LM, or threads upstream; memory is the planner's affair, data that of `data_checks`.
+A rule yields what is wrong: the setting, why it cannot work, what would. Sources are files of verl 0.9.1, Megatron-LM,
+or threads upstream; memory is the planner's affair, data that of `data_checks`. `refusals` has all rules of the kit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from dsv4kit.config.schema import Settings
 from dsv4kit.errors import nearest
-from dsv4kit.verl_keys.features import Features, features_of
+from dsv4kit.feasibility.case import Case, Refusal
+from dsv4kit.plan.counted.checks import fits_rollout_tensor
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft, longest_sequence, micro_batch_tokens, replica_gpus
 from dsv4kit.verl_keys.rollout import expert_parallel
 
@@ -24,38 +23,6 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _DEEP_GEMM_TOKENS = 4096
 _BLACKWELL = 100
 _PLUGINS = Path(__file__).parents[1] / "plugin"
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the rules look at: the settings, where each came from, and what the image's verl offers."""
-
-    settings: Settings
-    sources: Mapping[str, str]
-    features: Features
-
-    def said(self, key: str, value: object) -> str:
-        """The setting as the user wrote it, or where it stands."""
-        source = self.sources.get(key)
-        if source is None:
-            return f"{key}={value}"
-        if source.startswith(("SET ", "VERL ")):
-            return f"{source}={value}"
-        return source if "=" in source else f"{source}: {key}={value}"
-
-    def verl(self, key: str) -> Any:
-        """A raw key of verl's; None where it is not given."""
-        return self.settings.verl.get(key)
-
-
-Rule = Callable[[Case], Iterator[str]]
-
-
-def broken(settings: Settings, sources: Mapping[str, str]) -> Iterator[str]:
-    """Everything that is wrong, most telling first."""
-    case = Case(settings, sources, features_of(settings.engine.verl))
-    for rule in RULES:
-        yield from rule(case)
 
 
 def node_unit(settings: Settings) -> int:
@@ -69,49 +36,50 @@ def node_unit(settings: Settings) -> int:
     return math.lcm(gpus, per_node) // per_node
 
 
-def nodes(case: Case) -> Iterator[str]:
+def nodes(case: Case) -> Iterator[Refusal]:
     """Megatron `parallel_state.py`; verl `engine_workers.py:655`."""
     settings, unit = case.settings, node_unit(case.settings)
     count, actor = settings.schedule.nodes, settings.parallel.actor
     if count % unit:
+        fitting = fitting_nodes(settings)
+        near = [max((n for n in fitting if n < count), default=0), min((n for n in fitting if n > count), default=0)]
         below = count // unit * unit
-        legal = " and ".join(str(n) for n in (below, below + unit) if n)
+        legal = " and ".join(str(n) for n in (near if any(near) else (below, below + unit)) if n)
         reason = f"PP{actor.pipeline_parallel_size} x EP{actor.expert_parallel_size}"
         if actor.context_parallel_size > 1:
             reason += f" x CP{actor.context_parallel_size}"
         if not is_sft(settings):
             reason += f" and rollout replicas of {replica_gpus(settings)} GPUs"
-        yield (
-            f"{case.said('schedule.nodes', count)}: {settings.profile} needs a multiple of {unit} ({reason} on nodes of"
-            f" {settings.hardware.gpus_per_node} GPUs); nearest: {legal}"
-        )
+        gpus = settings.hardware.gpus_per_node
+        why = f"{settings.profile} needs a multiple of {unit} ({reason} on nodes of {gpus} GPUs)"
+        yield case.refusal("schedule.nodes", count, why, f"nearest: {legal}")
 
 
-def rollout_experts(case: Case) -> Iterator[str]:
+def rollout_experts(case: Case) -> Iterator[Refusal]:
     """verl `workers/config/rollout.py:294`."""
     settings = case.settings
     if is_sft(settings):
         return
     expert, replica = expert_parallel(settings), replica_gpus(settings)
     if expert not in (1, replica):
-        yield (
-            f"{case.said('parallel.rollout.expert_parallel_size', expert)}: verl wants the rollout's EP to be 1 or"
-            f" TP x DP = {replica}"
-        )
+        why = f"verl wants the rollout's EP to be 1 or TP x DP = {replica}"
+        yield case.refusal("parallel.rollout.expert_parallel_size", expert, why)
 
 
-def rollout_tensor(case: Case) -> Iterator[str]:
-    """verl `vllm_async_server.py:384`: data-parallel ranks of a node are its GPUs over TP."""
+def rollout_tensor(case: Case) -> Iterator[Refusal]:
+    """verl `vllm_async_server.py:384`: with data parallelism, the ranks of a node are its GPUs over TP."""
     settings = case.settings
     tensor, gpus = settings.rollout.tensor_model_parallel_size, settings.hardware.gpus_per_node
-    if not is_sft(settings) and gpus % tensor and tensor % gpus:
-        yield (
-            f"{case.said('rollout.tensor_model_parallel_size', tensor)}: does not divide the {gpus} GPUs of a node;"
-            f" {', '.join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)} do"
-        )
+    data = settings.parallel.rollout.data_parallel_size
+    if not is_sft(settings) and not fits_rollout_tensor(tensor, data, gpus):
+        why = f"does not divide the {gpus} GPUs of a node"
+        if tensor % gpus == 0:
+            why = f"more than the {gpus} GPUs of a node, which works only without data parallelism, here {data}"
+        legal = ", ".join(str(n) for n in range(1, gpus + 1) if gpus % n == 0)
+        yield case.refusal("rollout.tensor_model_parallel_size", tensor, why, f"{legal} do")
 
 
-def mini_batch(case: Case) -> Iterator[str]:
+def mini_batch(case: Case) -> Iterator[Refusal]:
     """verl `engine_workers.py:267` asserts it at the first update, after an hour of start."""
     settings = case.settings
     if settings.engine.backend != "megatron":
@@ -120,32 +88,46 @@ def mini_batch(case: Case) -> Iterator[str]:
     if is_sft(settings):
         batch = settings.data.train_batch_size
         if batch % ranks:
-            yield (
-                f"{case.said('data.train_batch_size', batch)}: not a multiple of the {ranks} data-parallel ranks;"
-                f" nearest: {_multiples(batch, ranks)}"
-            )
+            why = f"not a multiple of the {ranks} data-parallel ranks"
+            nearest_batches = f"nearest: {_multiples(batch, ranks)}{_or_nodes(settings)}"
+            yield case.refusal("data.train_batch_size", batch, why, nearest_batches)
         return
     prompts, samples = case.verl(f"{_ACTOR}.ppo_mini_batch_size") or settings.data.train_batch_size, settings.rollout.n
     if settings.data.train_batch_size < prompts:
-        yield (
-            f"{case.said('data.train_batch_size', settings.data.train_batch_size)}: smaller than ppo_mini_batch_size ="
-            f" {prompts} (verl workers/config/actor.py)"
-        )
+        why = f"smaller than ppo_mini_batch_size = {prompts} (verl workers/config/actor.py)"
+        yield case.refusal("data.train_batch_size", settings.data.train_batch_size, why, f"at least {prompts}")
     if prompts * samples % ranks:
         step = ranks // math.gcd(ranks, samples)
-        yield (
-            f"{case.said('schedule.nodes', settings.schedule.nodes)}: {ranks} data-parallel ranks cannot share a"
-            f" mini-batch of {prompts} prompts x {samples} samples; {_multiples(prompts, step)} prompts would do"
-            f" (SET=data.train_batch_size=... VERL={_ACTOR}.ppo_mini_batch_size=...){_fitting_nodes(settings, prompts)}"
+        yield case.refusal(
+            "schedule.nodes",
+            settings.schedule.nodes,
+            f"{ranks} data-parallel ranks cannot share a mini-batch of {prompts} prompts x {samples} samples",
+            f"{_multiples(prompts, step)} prompts would do (SET=data.train_batch_size=..."
+            f" VERL={_ACTOR}.ppo_mini_batch_size=...){_or_nodes(settings)}",
         )
 
 
-def _fitting_nodes(settings: Settings, prompts: int) -> str:
-    """The nearest legal node counts whose data-parallel ranks can share the mini-batch."""
-    unit, wanted = node_unit(settings), settings.schedule.nodes
-    per_unit = data_parallel(settings) * unit // wanted
-    fitting = [n * unit for n in range(1, 4 * wanted // unit + 2) if prompts * settings.rollout.n % (n * per_unit) == 0]
-    closest = sorted(sorted(fitting, key=lambda n: abs(n - wanted))[:2])
+def _mini_batch(settings: Settings) -> int:
+    """Samples all data-parallel ranks share at one update."""
+    if is_sft(settings):
+        return settings.data.train_batch_size
+    prompts = settings.verl.get(f"{_ACTOR}.ppo_mini_batch_size") or settings.data.train_batch_size
+    return int(prompts) * settings.rollout.n
+
+
+def fitting_nodes(settings: Settings) -> list[int]:
+    """Legal node counts, up to four times those asked for, whose data-parallel ranks can share the mini-batch."""
+    unit, actor = node_unit(settings), settings.parallel.actor
+    model = actor.tensor_parallel_size * actor.pipeline_parallel_size * actor.context_parallel_size
+    ranks = max(1, unit * settings.hardware.gpus_per_node // model)
+    samples = _mini_batch(settings)
+    return [n * unit for n in range(1, 4 * settings.schedule.nodes // unit + 2) if samples % (n * ranks) == 0]
+
+
+def _or_nodes(settings: Settings) -> str:
+    """The nearest node counts that would do."""
+    wanted = settings.schedule.nodes
+    closest = sorted(sorted(fitting_nodes(settings), key=lambda n: abs(n - wanted))[:2])
     return f", or NODES={' or '.join(map(str, closest))}" if closest else ""
 
 
@@ -155,19 +137,17 @@ def _multiples(number: int, step: int) -> str:
     return " or ".join(str(n) for n in (below, below + step) if n)
 
 
-def batch_tokens(case: Case) -> Iterator[str]:
+def batch_tokens(case: Case) -> Iterator[Refusal]:
     """A micro-batch must hold the longest sample."""
     settings = case.settings
     tokens, longest = micro_batch_tokens(settings), longest_sequence(settings)
     context = settings.parallel.actor.context_parallel_size
     if settings.engine.backend == "megatron" and tokens * context < longest:
-        yield (
-            f"{case.said('parallel.actor.micro_batch_tokens', tokens)}: x CP{context} holds no sample of {longest}"
-            f" tokens; at least {-(-longest // context)}"
-        )
+        why = f"x CP{context} holds no sample of {longest} tokens"
+        yield case.refusal("parallel.actor.micro_batch_tokens", tokens, why, f"at least {-(-longest // context)}")
 
 
-def deep_gemm(case: Case) -> Iterator[str]:
+def deep_gemm(case: Case) -> Iterator[Refusal]:
     """verl #8381 and #8383."""
     settings = case.settings
     if is_sft(settings):
@@ -176,48 +156,46 @@ def deep_gemm(case: Case) -> Iterator[str]:
     backend = chosen or (case.features.moe_backend if settings.engine.backend == "megatron" else None)
     if backend is None or "deep_gemm" not in backend:
         return
-    said = case.said("kernels.moe_backend", chosen)
-    if chosen is None:
-        said += f" leaves verl {case.features.name} its default, {backend}, which"
+    key = "kernels.moe_backend"
+    default = "" if chosen else f"leaves verl {case.features.name} its default, {backend}, which "
     architecture, tokens = settings.hardware.sm_architecture or 0, settings.parallel.rollout.max_num_batched_tokens
     if architecture < _BLACKWELL:
-        yield (
-            f"{said}: fails on {settings.hardware.name} at load_model, its kernel needs compute capability 10.0;"
-            " marlin works"
-        )
+        why = f"fails on {settings.hardware.name} at load_model, its kernel needs compute capability 10.0"
+        yield case.refusal(key, chosen, default + why, "marlin works")
     elif tokens > _DEEP_GEMM_TOKENS:
-        yield (
-            f"{said}: died in vLLM's profiling run at 10,240 batched tokens, here they are {tokens}; marlin works, or"
-            f" SET=parallel.rollout.max_num_batched_tokens={_DEEP_GEMM_TOKENS} (24 % slower generation measured)"
+        yield case.refusal(
+            key,
+            chosen,
+            f"{default}died in vLLM's profiling run at 10,240 batched tokens, here they are {tokens}",
+            f"marlin works, or SET=parallel.rollout.max_num_batched_tokens={_DEEP_GEMM_TOKENS} (24 % slower generation"
+            " measured)",
         )
 
 
-def dsa_fusion(case: Case) -> Iterator[str]:
+def dsa_fusion(case: Case) -> Iterator[Refusal]:
     """verl #6603."""
     settings, key = case.settings, "apply_dsa_kernel_fusion"
-    if (settings.hardware.sm_architecture or _BLACKWELL) >= _BLACKWELL or settings.hardware.device == "cpu":
+    architecture = settings.hardware.sm_architecture or _BLACKWELL
+    if architecture >= _BLACKWELL or settings.hardware.device == "cpu":
         return
     asked = [("kernels.dsa_fusion", settings.kernels.dsa_fusion)]
     asked += [(f"verl.{name}", value) for name, value in settings.verl.items() if name.endswith(key)]
     for name, value in asked:
         if value:
-            yield (
-                f"{case.said(name, value)}: the fused sparse-attention kernels need compute capability 10.0,"
-                f" {settings.hardware.name} has {settings.hardware.sm_architecture / 10:.1f}; False is right here"  # type: ignore[operator]
-            )
+            has = f"{settings.hardware.name} has {architecture / 10:.1f}"
+            why = f"the fused sparse-attention kernels need compute capability 10.0, {has}"
+            yield case.refusal(name, value, why, "False is right here")
 
 
-def async_save(case: Case) -> Iterator[str]:
+def async_save(case: Case) -> Iterator[Refusal]:
     """verl #8000, #7363, #7952: the import fails with megatron-core 0.19, and the tracker is never written."""
     for key in (f"{_ACTOR}.checkpoint.async_save", "checkpoint.async_save"):
         if case.verl(key):
-            yield (
-                f"{case.said(f'verl.{key}', True)}: breaks with megatron-core 0.19 and leaves no tracker, so that every"
-                " segment would start over; False is the only value that saves"
-            )
+            why = "breaks with megatron-core 0.19 and leaves no tracker, so that every segment would start over"
+            yield case.refusal(f"verl.{key}", True, why, "False is the only value that saves")
 
 
-def learning_rate(case: Case) -> Iterator[str]:
+def learning_rate(case: Case) -> Iterator[Refusal]:
     """verl `megatron_checkpoint_manager.py:943`: the schedule is saved with the optimizer, loaded only if asked."""
     settings = case.settings
     if settings.engine.backend != "megatron":
@@ -229,87 +207,93 @@ def learning_rate(case: Case) -> Iterator[str]:
         key = next((k for k in (warmup, f"{warmup}_ratio") if (case.verl(k) or 0) > 0), "")
     if not key:
         return
-    said = case.said(f"verl.{key}", case.verl(key))
+    name, value = f"verl.{key}", case.verl(key)
     if "optimizer" not in settings.checkpoint.contents:
-        yield (
-            f"{said}: only a constant learning rate survives a resume without the optimizer: its schedule would start"
-            " again in every segment; SET=checkpoint.contents=[model,optimizer,extra], or a constant rate"
+        yield case.refusal(
+            name,
+            value,
+            "only a constant learning rate survives a resume without the optimizer: its schedule would start again in"
+            " every segment",
+            "SET=checkpoint.contents=[model,optimizer,extra], or a constant rate",
         )
     elif not case.verl(f"{prefix}.use_checkpoint_opt_param_scheduler"):
-        yield (
-            f"{said}: verl does not load the schedule's state by itself: also"
-            f" VERL={prefix}.use_checkpoint_opt_param_scheduler=True (verl #7953)"
+        yield case.refusal(
+            name,
+            value,
+            "verl does not load the schedule's state by itself (verl #7953)",
+            f"also VERL={prefix}.use_checkpoint_opt_param_scheduler=True",
         )
     elif not case.verl(f"{prefix}.lr_decay_steps"):
-        yield (
-            f"{said}: its length would be that of a segment: also VERL={prefix}.lr_decay_steps=<updates of the whole"
-            f" run>, {settings.schedule.steps} with one update per step"
+        yield case.refusal(
+            name,
+            value,
+            "its length would be that of a segment",
+            f"also VERL={prefix}.lr_decay_steps=<updates of the whole run>, {settings.schedule.steps} with one update"
+            " per step",
         )
 
 
-def optimizer(case: Case) -> Iterator[str]:
+def optimizer(case: Case) -> Iterator[Refusal]:
     """Levers that would do nothing, or that no verl can take."""
     levers = case.settings.optimizer
     if not levers.cpu_offload and "optimizer.offload_fraction" in case.sources and levers.offload_fraction < 1:
-        yield (
-            f"{case.said('optimizer.offload_fraction', levers.offload_fraction)}: does nothing while Adam runs on the"
-            " GPU; SET=optimizer.cpu_offload=True moves it"
+        yield case.refusal(
+            "optimizer.offload_fraction",
+            levers.offload_fraction,
+            "does nothing while Adam runs on the GPU",
+            "SET=optimizer.cpu_offload=True moves it",
         )
     if levers.gpu_state_bytes == 2:
-        yield (
-            f"{case.said('optimizer.gpu_state_bytes', 2)}: verl passes on fp32 and bf16 only (utils/megatron/"
-            "optimizer.py); 4 or 8"
-        )
+        why = "verl passes on fp32 and bf16 only (utils/megatron/optimizer.py)"
+        yield case.refusal("optimizer.gpu_state_bytes", 2, why, "4 or 8")
     for name, value in case.settings.verl.items():
         if ".override_optimizer_config." in name and name.endswith("_dtype"):
             own = name.replace("override_optimizer_config.", "")
-            yield (
-                f"{case.said(f'verl.{name}', value)}: reaches Megatron as text, not as a type; verl's own key is {own}"
+            yield case.refusal(
+                f"verl.{name}", value, "reaches Megatron as text, not as a type", f"verl's own key is {own}"
             )
 
 
-def router_replay(case: Case) -> Iterator[str]:
+def router_replay(case: Case) -> Iterator[Refusal]:
     """verl `engine/megatron.yaml:129`, `vllm_async_server.py:437`."""
     mode = case.settings.rollout.router_replay
     if mode != "disabled" and case.settings.engine.backend != "megatron":
-        yield f"{case.said('rollout.router_replay', mode)}: only verl's Megatron engine replays routes; disabled here"
+        yield case.refusal("rollout.router_replay", mode, "only verl's Megatron engine replays routes", "disabled here")
     if mode == "R2" and case.verl("algorithm.rollout_correction.bypass_mode"):
-        yield (
-            f"{case.said('rollout.router_replay', mode)}: R2 records routes in the log-prob pass, which"
-            " algorithm.rollout_correction.bypass_mode leaves out; R3 takes them from the rollout"
+        yield case.refusal(
+            "rollout.router_replay",
+            mode,
+            "R2 records routes in the log-prob pass, which algorithm.rollout_correction.bypass_mode leaves out",
+            "R3 takes them from the rollout",
         )
 
 
-def tokens_of_prompts(case: Case) -> Iterator[str]:
+def tokens_of_prompts(case: Case) -> Iterator[Refusal]:
     """verl `utils/tokenizer/deepseek.py`: the one place that still asks the tokenizer for a template."""
     key = "data.filter_overlong_prompts"
     geometry, template = case.settings.model.geometry, case.settings.model.chat_template_file
     if case.verl(key) and geometry is not None and not template and not is_sft(case.settings):
-        yield (
-            f"{case.said(f'verl.{key}', True)}: asks the tokenizer for a chat template, DeepSeek-V4 has none; False, or"
-            " CHAT_TEMPLATE_FILE=..."
-        )
+        why = "asks the tokenizer for a chat template, DeepSeek-V4 has none"
+        yield case.refusal(f"verl.{key}", True, why, "False, or CHAT_TEMPLATE_FILE=...")
 
 
-def dynamic_batches(case: Case) -> Iterator[str]:
+def dynamic_batches(case: Case) -> Iterator[Refusal]:
     """verl `engine_workers.py:616`."""
     actor, rollout = f"{_ACTOR}.use_dynamic_bsz", f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
     ours, theirs = case.verl(actor), case.verl(rollout)
     if theirs is not None and bool(ours) != bool(theirs):
-        yield f"{case.said(f'verl.{actor}', ours)}: must equal {rollout}={theirs} (verl engine_workers.py)"
+        yield case.refusal(f"verl.{actor}", ours, f"must equal {rollout}={theirs} (verl engine_workers.py)")
 
 
-def determinism(case: Case) -> Iterator[str]:
+def determinism(case: Case) -> Iterator[Refusal]:
     """One seed for all samples of a prompt: equal answers, advantage 0."""
     key = f"{_ROLLOUT}.full_determinism"
     if case.verl(key):
-        yield (
-            f"{case.said(f'verl.{key}', True)}: all samples of a prompt become the same, every advantage 0 and nothing"
-            " is learnt; DETERMINISTIC=True gives each sample a seed of its own"
-        )
+        why = "all samples of a prompt become the same, every advantage 0 and nothing is learnt"
+        yield case.refusal(f"verl.{key}", True, why, "DETERMINISTIC=True gives each sample a seed of its own")
 
 
-def kit_modules(case: Case) -> Iterator[str]:
+def kit_modules(case: Case) -> Iterator[Refusal]:
     """Names of the kit's own modules; what else is in the image can only be seen there."""
     settings, prefix = case.settings, "pkg://"
     named: list[tuple[str, object, str]] = [(f"plugins.{name}", on, name) for name, on in settings.plugins.items()]
@@ -318,14 +302,14 @@ def kit_modules(case: Case) -> Iterator[str]:
     known = [f"dsv4kit.plugin.{file.stem}" for file in sorted(_PLUGINS.glob("[a-z]*.py"))]
     for key, value, name in named:
         if name.partition(".")[0] == "dsv4kit" and name not in known:
-            yield f"{case.said(key, value)}: the kit has no module {name!r}{nearest(name, known)}"
+            yield case.refusal(key, value, f"the kit has no module {name!r}{nearest(name, known)}")
 
 
-def dead_keys(case: Case) -> Iterator[str]:
+def dead_keys(case: Case) -> Iterator[Refusal]:
     """Keys verl has and never reads."""
     for key, reason in DEAD.items():
         if key in case.settings.verl:
-            yield f"{case.said(f'verl.{key}', case.verl(key))}: has no effect, {reason}"
+            yield case.refusal(f"verl.{key}", case.verl(key), f"has no effect, {reason}")
 
 
 # verl 0.9.1 and main of August 2026 alike.
@@ -338,7 +322,7 @@ DEAD = {
     f"{_ACTOR}.megatron.router_replay.replay_file": "no code reads it",
 }
 
-RULES: tuple[Rule, ...] = (
+RULES = (
     nodes,
     rollout_experts,
     rollout_tensor,

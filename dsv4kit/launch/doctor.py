@@ -16,8 +16,9 @@ from typing import Literal
 
 from dsv4kit.config import time_limit
 from dsv4kit.errors import UserError
+from dsv4kit.feasibility import image_rules, site_files
+from dsv4kit.feasibility.refusals import refusals
 from dsv4kit.image import contents, fit, patches
-from dsv4kit.launch import site_files
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.submission import Submission
 
@@ -141,9 +142,10 @@ def image(submission: Submission) -> Iterator[Finding]:
     manifest = None
     try:
         if not wrong:
-            wrong += fit.problems(path, submission.resolved.settings)
+            facts = fit.inside(path)
+            wrong += [refusal.line for refusal in image_rules.refused(facts, submission.resolved.settings)]
         if not wrong:
-            processor, manifest = fit.inside(path)
+            processor, manifest = facts.architecture, facts.manifest
             stack = f"stack {manifest.get('stack')}" if manifest else "made without the kit, so not looked into further"
             kind = f"{processor or 'unknown processor'}, {stack}"
     except contents.UnreadableError as error:
@@ -205,6 +207,13 @@ def space(submission: Submission) -> Iterator[Finding]:
         yield Finding("problem" if left < 2 * one else "warning" if left < count * one else "ok", "quota", text)
 
 
+def rules(submission: Submission) -> Iterator[Finding]:
+    """What `submit` would refuse; of the image `image` speaks."""
+    for refusal in refusals(submission.case):
+        if refusal.key != image_rules.KEY:
+            yield Finding("problem", "rules", refusal.line)
+
+
 def plan(submission: Submission) -> Iterator[Finding]:
     """What the planner says: memory, and the time limit against a segment."""
     verdict = submission.verdict
@@ -225,6 +234,7 @@ _CHECKS: tuple[tuple[str, Callable[[Submission], Iterator[Finding]]], ...] = (
     ("secrets", secrets),
     ("runs", shared),
     ("space", space),
+    ("rules", rules),
     ("plan", plan),
 )
 

@@ -19,8 +19,10 @@ from dsv4kit.config.loading import Resolved
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.feasibility import trainer_rules
-from dsv4kit.launch import changes, ownership, site_files
+from dsv4kit.feasibility.case import Case
+from dsv4kit.feasibility.refusals import at_submission, refuse
+from dsv4kit.image import fit
+from dsv4kit.launch import changes, ownership
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.freeze import renew
@@ -72,10 +74,15 @@ class Resumption:
         settings = resolved.settings
         total = self.steps or settings.schedule.steps
         start = self._start(settings, total)
+        settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
+        image = fit.seen(site.container.image)
+        case = Case(settings, resolved.sources, site, image, first_step=start, submitted=True)
+        refuse(case)
+        for refusal in at_submission(case):
+            raise UserError(refusal.line)
         old_spec = node_spec.read_as_dict(self.run)
         checkpoints = Path(old_spec["checkpoint_dir"])
         ownership.check(checkpoints, self.run, f"RUN={self.run.name}: checkpoint.directory")
-        settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
         python = (site.python if site != old_site else None) or frozen["python"]
         before = Submission(
             Resolved(frozen_settings(frozen["settings"]), frozen.get("sources") or {}),
@@ -92,8 +99,6 @@ class Resumption:
         )
         spec = old_spec
         if found.keys() - {"schedule.steps"} or self.asked.new_kit:
-            for problem in (*trainer_rules.broken(settings, resolved.sources), *site_files.problems(site)):
-                raise UserError(problem)
             spec = changes.told(old_spec, before.node_spec().as_dict(), made := after.node_spec().as_dict())
             if self.asked.new_kit:  # it wants every key it knows, and no other
                 spec = {key: spec.get(key, value) for key, value in made.items()}

@@ -9,7 +9,7 @@ from dsv4kit.config import site_values
 from dsv4kit.config.loading import Override, validate
 from dsv4kit.config.site import Site, SlurmOptions
 from dsv4kit.errors import UserError
-from dsv4kit.launch.site_files import image_problems
+from dsv4kit.feasibility.site_files import image_problems
 
 # Make variable -> key of the site's `slurm` section.
 QUEUE = {"PARTITION": "partition", "QOS": "qos", "ACCOUNT": "account", "EXCLUDE": "exclude"}
@@ -42,5 +42,5 @@ def of_image(site: Site) -> list[Override]:
         return []
     from dsv4kit.image import fit
 
-    verl = fit.verl_of(site.container.image)
+    verl = fit.verl_of(fit.seen(site.container.image))
     return [] if verl is None else [Override("engine.verl", verl, "the image's manifest")]

@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,18 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import dsv4kit
+from dsv4kit import hints
 from dsv4kit.config.loading import Resolved, source_of
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.feasibility import data_checks, trainer_rules
+from dsv4kit.feasibility import verl_rules
+from dsv4kit.feasibility.case import Case, ImageFacts
 from dsv4kit.feasibility.node_memory import needed_gib
+from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
-from dsv4kit.image import fit
-from dsv4kit.launch import ownership, site_files
+from dsv4kit.feasibility.verl_rules import NOT_SET
+from dsv4kit.launch import ownership
 from dsv4kit.launch.chain import JobsLeftError, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
@@ -38,8 +41,7 @@ from dsv4kit.run import node_spec
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.files import temporary_name
 from dsv4kit.run.node_spec import Limits, NodeResources, NodeSpec
-from dsv4kit.verl_keys import compose, overrides, rollout
-from dsv4kit.verl_keys.features import features_of
+from dsv4kit.verl_keys import overrides, rollout
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft
 
 if TYPE_CHECKING:
@@ -47,11 +49,7 @@ if TYPE_CHECKING:
     from dsv4kit.plan.verdict import Verdict
 
 _GIB = 2**30
-# Clusters limit the jobs one may have in the queue, often to a few hundred.
-_MOST_SEGMENTS = 1000
 _STOPPING = ("dsv4kit.plugin.segment_stop", "dsv4kit.plugin.sft_segments")
-# Stands in a dry run for a path the user has not given.
-_NOT_SET = "/not-set"
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,7 @@ class Submission:
     data_dir: str = ""
     forced: bool = False
     avoid: tuple[str, ...] = ()
+    image: ImageFacts | None = None
 
     @property
     def segments(self) -> int:
@@ -89,36 +88,23 @@ class Submission:
         """What the planner says; None for a model without geometry."""
         return self.plan and self.plan.verdict
 
+    @functools.cached_property
+    def case(self) -> Case:
+        """What the rules of `feasibility` look at."""
+        return Case(self.resolved.settings, self.resolved.sources, self.site, self.image)
+
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
-        settings, sources = self.resolved.settings, self.resolved.sources
-        for problem in trainer_rules.broken(settings, sources):
-            raise UserError(problem)
-        _ = self.layout
-        image = self.site.container.image
-        if image and (wrong := fit.problem(image, settings)):
-            raise UserError(wrong)
-        given = [("model.path", settings.model.path), *(("data", path) for path in _data_files(settings.data))]
-        given.append(("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path))
-        if (reward := settings.reward.function_path) and "://" not in reward:
-            given.append(("reward.function_path", reward))
-        for key, path in given:
-            _check_readable(key, path, sources)
-        for problem in self.data.problems:
-            raise UserError(problem)
+        refuse(self.case)
         if self.run.path.exists():
             raise UserError(
-                f"RUN={self.run.name!r}: exists already in {self.run.path.parent}; `make resume` goes on with it"
+                f"RUN={self.run.name!r}: exists already in {self.run.path.parent};"
+                f" `{hints.command('resume', RUN=self.run.name)}` goes on with it"
             )
+        settings, sources = self.resolved.settings, self.resolved.sources
         if settings.checkpoint.directory:
             named = source_of("checkpoint.directory", sources) or "checkpoint.directory"
             ownership.check(Path(settings.checkpoint.directory), self.run, named)
-        if self.segments > _MOST_SEGMENTS:
-            raise UserError(
-                f"STEPS={settings.schedule.steps}: {self.segments} segments of {settings.schedule.segment_steps} steps;"
-                f" at most {_MOST_SEGMENTS} jobs are submitted at once, `make resume` goes on from there"
-            )
-        _ = self.overrides
 
     @property
     def missing(self) -> list[str]:
@@ -135,11 +121,6 @@ class Submission:
         return [name for name, value in wanted if not value]
 
     @functools.cached_property
-    def data(self) -> data_checks.Report:
-        """What the user's data files show from here."""
-        return data_checks.examine(self.resolved.settings, self.resolved.sources)
-
-    @functools.cached_property
     def layout(self) -> str | None:
         """The pipeline layout."""
         return pipeline_layout(self.resolved.settings)
@@ -150,26 +131,22 @@ class Submission:
         there = self.slurm.node_count(self.site.slurm.partition).there  # for one that is drained now, sbatch waits
         if nodes > there:
             raise UserError(f"NODES={nodes}: the site {self.site.name} has {there} nodes")
-        for problem in site_files.problems(self.site):
-            raise UserError(problem)
+        for refusal in at_submission(self.case):
+            raise UserError(refusal.line)
 
     @functools.cached_property
     def overrides(self) -> list[str]:
         """verl's overrides as argv of the driver, checked against verl's own configuration."""
-        settings, sources = self.resolved.settings, self.resolved.sources
-        traced = overrides.traced(
-            settings,
+        told = overrides.traced(
+            self.resolved.settings,
             run_name=self.run.name,
-            model_path=self.model_path or _NOT_SET,
-            data_dir=self.data_dir or _NOT_SET,
+            model_path=self.model_path or NOT_SET,
+            data_dir=self.data_dir or NOT_SET,
             run_dir=str(self.run.path),
             kit_dir=str(self.run.kit),
             layout=self.layout,
         )
-        origins = {key: source_of(setting, sources) or settings.profile for key, setting in traced.settings.items()}
-        features = features_of(settings.engine.verl)
-        tree = compose.Tree(settings.recipe.config_name, features.added, features.removed)
-        return tree.render(traced.pairs, origins)
+        return verl_rules.render(self.case, told)
 
     def node_spec(self) -> NodeSpec:
         """What the agents are told."""
@@ -303,24 +280,6 @@ def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str |
 def _disown(directory: Path | None) -> None:
     if directory:
         (directory / ownership.OWNER).unlink(missing_ok=True)
-
-
-def _data_files(data: Any) -> list[str]:
-    return [*(data.train_files or []), *(data.val_files or [])]
-
-
-def _check_readable(key: str, path: str | None, sources: Mapping[str, str]) -> None:
-    """A path the nodes will read must be absolute, and there as seen from here."""
-    if path is None:
-        return
-    source = next((s for k, s in sources.items() if k.startswith(key)), key)
-    if not path.startswith("/") or "\0" in path:
-        raise UserError(f"{source}: {path!r}: the nodes need an absolute path on the shared file system")
-    if not os.access(path, os.R_OK):
-        problem = "cannot be read" if os.path.exists(path) else "does not exist"
-        raise UserError(f"{source}: {path!r} {problem}")
-    if key == "model.path" and not os.path.isfile(os.path.join(path, "config.json")):
-        raise UserError(f"{source}: {path!r} is no model in Hugging Face form, which has a config.json")
 
 
 def commit() -> str:

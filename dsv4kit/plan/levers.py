@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
@@ -10,9 +10,8 @@ from dsv4kit.plan.core import Memory, Plan, memory_of
 from dsv4kit.plan.counted import checks
 from dsv4kit.plan.counted.coefficients import Coefficients
 from dsv4kit.plan.counted.inputs import Question
-from dsv4kit.plan.counted.layout import generate, weights_for
-from dsv4kit.plan.counted.shards import rules_of
 from dsv4kit.plan.counted.units import GB, GIB
+from dsv4kit.plan.proposals import as_set, changes
 from dsv4kit.plan.verdict import Word, gpu_word, host_word, worst
 
 _MAX_UTILIZATION = 0.7
@@ -30,12 +29,16 @@ class Lever(NamedTuple):
     verdict: Word
 
 
-def levers(plan: Plan) -> tuple[Lever, ...]:
-    """Changes that help a GPU or a node, the most helpful first."""
+def levers(plan: Plan, allowed: Callable[[Question], bool] = lambda changed: True) -> tuple[Lever, ...]:
+    """Changes that help a GPU or a node, the most helpful first.
+
+    `allowed` says whether what a change comes to could be submitted at all; what could not is no lever.
+    """
     q, c = plan.question, plan.coefficients
     rollout = plan.memory.rollout
-    changes = _changes(q, rollout_fits=rollout is None or rollout.fits)
-    found = [lever for change in changes if (lever := _effect(plan.memory, c, *change))]
+    proposed = _changes(q, rollout_fits=rollout is None or rollout.fits)
+    helpful = [(changed, lever) for words, changed in proposed if (lever := _effect(plan, words, changed, c))]
+    found = [lever for changed, lever in helpful if allowed(changed)]
     return tuple(
         sorted(
             found,
@@ -60,7 +63,8 @@ def memory_word(memory: Memory, c: Coefficients) -> Word:
     return worst(words)
 
 
-def _effect(before: Memory, c: Coefficients, change: str, setting: str, q: Question) -> Lever | None:
+def _effect(plan: Plan, change: str, q: Question, c: Coefficients) -> Lever | None:
+    before = plan.memory
     try:
         checks.check(q)
         after = memory_of(q, c)
@@ -71,6 +75,7 @@ def _effect(before: Memory, c: Coefficients, change: str, setting: str, q: Quest
     roomier = bool(after.rollout and before.rollout and after.rollout.kv_tokens > before.rollout.kv_tokens)
     if gpu_change > -0.5 and host_change > -1 and not roomier:
         return None
+    setting = as_set(changes(plan.question, q))
     return Lever(change, setting, gpu, gpu_change, host, host_change, memory_word(after, c))
 
 
@@ -78,98 +83,83 @@ def _host_gb(memory: Memory) -> float:
     return memory.fullest_node.physical_gb + memory.fullest_node.object_store_gb
 
 
-def _changes(q: Question, rollout_fits: bool) -> Iterator[tuple[str, str, Question]]:
-    """Every change as words, setting, and the question it makes."""
+def _changes(q: Question, rollout_fits: bool) -> Iterator[tuple[str, Question]]:
+    """Every change in words, and the question it makes."""
     lever, p, r = q.levers, q.parallel, q.rollout
     if not lever.precision_aware:
         yield (
             "precision-aware optimizer",
-            "optimizer.precision_aware=true",
             q._replace(levers=lever._replace(precision_aware=True)),
         )
     if not lever.bf16_gradients:
         yield (
             "bf16 gradient buffers",
-            "optimizer.bf16_gradients=true",
             q._replace(levers=lever._replace(bf16_gradients=True)),
         )
     if not (lever.precision_aware or lever.bf16_gradients):
         yield (
             "precision-aware optimizer and bf16 gradient buffers",
-            "optimizer.precision_aware=true optimizer.bf16_gradients=true",
             q._replace(levers=lever._replace(precision_aware=True, bf16_gradients=True)),
         )
     if not (lever.cpu_offload or (lever.precision_aware and lever.bf16_gradients)):
         yield (
             "precision-aware, bf16 gradients, Adam on the CPU",
-            "optimizer.precision_aware=true optimizer.bf16_gradients=true optimizer.cpu_offload=true",
             q._replace(levers=lever._replace(precision_aware=True, bf16_gradients=True, cpu_offload=True)),
         )
     if not lever.cpu_offload:
         yield (
             "Adam on the CPU",
-            "optimizer.cpu_offload=true",
             q._replace(levers=lever._replace(cpu_offload=True, offload_fraction=1.0)),
         )
     for fraction in (1.0, 0.75, 0.5):
         if lever.cpu_offload and fraction != lever.offload_fraction:
             yield (
                 f"{fraction:.0%} of Adam on the CPU",
-                f"optimizer.offload_fraction={fraction:g}",
                 q._replace(levers=lever._replace(offload_fraction=fraction)),
             )
     if lever.pinned_round_threshold_mb is None:
         yield (
             "pinned tensors not rounded up (untested)",
-            "env.PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64",
             q._replace(levers=lever._replace(pinned_round_threshold_mb=64)),
         )
     if lever.object_store_gib > 32:
         saved = (lever.object_store_gib - 32) * GIB / GB
         yield (
             f"Ray's object store at 32 GiB ({saved:.0f} GB less)",
-            "ray.object_store_gib=32",
             q._replace(levers=lever._replace(object_store_gib=32)),
         )
     if q.layout is not None:
-        generated = generate(rules_of(q), weights_for(q.geometry, p.expert))
-        yield "the generated layout", f"parallel.actor.layout={generated}", q._replace(layout=None)
+        yield "the generated layout", q._replace(layout=None)
     yield (
         f"EP {2 * p.expert}",
-        f"parallel.actor.expert_parallel_size={2 * p.expert}",
         q._replace(parallel=p._replace(expert=2 * p.expert)),
     )
     yield (
         f"PP {2 * p.pipeline}",
-        f"parallel.actor.pipeline_parallel_size={2 * p.pipeline} parallel.actor.layout=null",
         q._replace(layout=None, parallel=p._replace(pipeline=2 * p.pipeline)),
     )
     yield (
         f"CP {2 * p.context}",
-        f"parallel.actor.context_parallel_size={2 * p.context}",
         q._replace(
             parallel=p._replace(context=2 * p.context),
-            work=q.work._replace(micro_batch_tokens=max(1, q.work.micro_batch_tokens // 2)),
+            work=q.work._replace(micro_batch_tokens=-(-q.work.micro_batch_tokens // 2)),
         ),
     )
-    yield f"{2 * p.nodes} nodes", f"schedule.nodes={2 * p.nodes}", q._replace(parallel=p._replace(nodes=2 * p.nodes))
+    yield f"{2 * p.nodes} nodes", q._replace(parallel=p._replace(nodes=2 * p.nodes))
     for times in (2, 4):
         nodes, pipeline = times * p.nodes, times * p.pipeline
         yield (
             f"{nodes} nodes with PP {pipeline}",
-            f"schedule.nodes={nodes} parallel.actor.pipeline_parallel_size={pipeline} parallel.actor.layout=null",
             q._replace(layout=None, parallel=p._replace(nodes=nodes, pipeline=pipeline)),
         )
     if r and not rollout_fits:
         yield (
             f"rollout DP {2 * r.data}",
-            f"parallel.rollout.data_parallel_size={2 * r.data}",
             q._replace(rollout=r._replace(data=2 * r.data, expert=1 if r.expert == 1 else 2 * r.gpus)),
         )
         utilization = round(min(_MAX_UTILIZATION, r.utilization + 0.1), 2)
         if utilization > r.utilization:
             yield (
                 f"rollout memory share {utilization:g}",
-                f"parallel.rollout.gpu_memory_utilization={utilization:g}",
                 q._replace(rollout=r._replace(utilization=utilization)),
             )

@@ -6,7 +6,8 @@ Rollout and actor share nothing but the GPUs, so each is searched alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
@@ -51,8 +52,13 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def search(q: Question, c: Coefficients, keep: int = 10) -> tuple[Candidate, ...]:
-    """The `keep` best candidates for the question's hardware, nodes, levers and work."""
+def search(
+    q: Question, c: Coefficients, allowed: Callable[[Question], bool] = lambda proposed: True, keep: int = 10
+) -> tuple[Candidate, ...]:
+    """The `keep` best candidates for the question's hardware, nodes, levers and work.
+
+    `allowed` says whether one could be submitted at all; it is asked of the best first, until there are enough.
+    """
     rollout = best_rollout(q, c)
     found: list[Candidate] = []
     for asked in _layouts(q._replace(layout=None, rollout=rollout)):
@@ -64,7 +70,8 @@ def search(q: Question, c: Coefficients, keep: int = 10) -> tuple[Candidate, ...
             found.append(candidate(variant, c))
             if found[-1].verdict == "fit":
                 break
-    return tuple(sorted(found, key=lambda x: x.rank)[:keep])
+    best = sorted(found, key=lambda x: x.rank)
+    return tuple(islice((x for x in best if allowed(x.question)), keep))
 
 
 def candidate(q: Question, c: Coefficients) -> Candidate:

@@ -52,7 +52,7 @@ class Composed(NamedTuple):
         return all(self._takes(key, value, pairs, is_added(key)) for key, value in pairs.items())
 
     def _takes(self, key: str, value: object, pairs: Mapping[str, Any], added: bool) -> bool:
-        if not _PLAIN_KEY.fullmatch(key) or not _is_plain(value):
+        if not _PLAIN_KEY.fullmatch(key) or not is_plain(value):
             return False
         if isinstance(value, list) and key.rpartition(".")[2] in self.embedded:
             return False
@@ -70,9 +70,10 @@ class Composed(NamedTuple):
         return True
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
+    """Whether Hydra reads the value as itself: no interpolation, no mark of a missing value."""
     if isinstance(value, list):
-        return all(_is_plain(item) and not isinstance(item, list) for item in value)
+        return all(is_plain(item) and not isinstance(item, list) for item in value)
     if isinstance(value, str):
         return "$" not in value and MISSING not in value
     return value is None or isinstance(value, bool | int | float)

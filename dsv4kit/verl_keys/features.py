@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from dsv4kit.config.loading import load_yaml
 from dsv4kit.errors import UserError, nearest
@@ -12,8 +12,7 @@ from dsv4kit.errors import UserError, nearest
 TABLE = Path(__file__).with_name("features.yaml")
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """One row of the table; `added` and `removed` are keys of its configuration tree against the wheel's."""
 
     name: str
@@ -23,8 +22,8 @@ class Features:
     moe_backend: str | None
     vllm_0_28: bool
     offloaded_resume: bool
-    added: frozenset[str] = field(default=frozenset())
-    removed: frozenset[str] = field(default=frozenset())
+    added: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
 
 
 @lru_cache(maxsize=1)

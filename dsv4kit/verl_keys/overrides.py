@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.tree import leaves
@@ -31,8 +30,7 @@ OWNED = {
 }
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """The keys of one run with their values, and where each value comes from (a settings key)."""
 
     pairs: dict[str, Any]

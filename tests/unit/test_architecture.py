@@ -27,7 +27,7 @@ ALLOWED = {
     "plan": {"config", "errors", "plan", "text_table", "yaml_text", "run"},
     "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
     "weights": {"errors", "weights"},
-    "feasibility": {"config", "errors", "feasibility", "plan", "verl_keys", "weights"},
+    "feasibility": {"config", "errors", "feasibility", "hints", "plan", "verl_keys", "weights"},
     "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys", "run"},
     "sandbox": {"config", "errors", "hints", "launch", "locking", "packages", "sandbox", "text_table", "run"},
     "launch": {
@@ -53,6 +53,30 @@ def test_imports_run_one_way(package: str) -> None:
     for path in (PACKAGE / package).rglob("*.py"):
         reached = {name.partition(".")[0] for name in kit_imports(path)} - {"__version__"}
         assert reached <= ALLOWED[package], path
+
+
+# What has to say whether a run can work, and so asks for refusals.
+ASKING = ("cli.plan", "launch.submission", "launch.resume", "launch.doctor")
+# Of the rules' own modules, what others may use: sizes the rules are made of, and the rules on an image alone.
+SHARED = {
+    *("feasibility.trainer_rules.node_unit", "feasibility.verl_rules", "feasibility.verl_rules.NOT_SET"),
+    "feasibility.image_rules",
+}
+
+
+@pytest.mark.parametrize("module", ASKING)
+def test_the_refusals_are_asked_by_everyone(module: str) -> None:
+    assert "feasibility.refusals" in modules()[module]
+
+
+def test_nobody_asks_a_rule_past_the_list() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0]
+        reached = kit_imports(path)
+        if room != "feasibility":
+            assert {n for n in reached if n.startswith("feasibility.") and "_rules" in n} <= SHARED, path
+        if room not in ("feasibility", "plan"):
+            assert not {n for n in reached if n.startswith("plan.counted.checks")}, path
 
 
 # Rooms of one package: each may import those before it.

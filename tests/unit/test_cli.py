@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsv4kit.cli import main, variables
-from dsv4kit.cli.submit import overrides_of
+from dsv4kit.cli.selection import overrides_of
 from dsv4kit.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from dsv4kit.config.loading import Override, load_settings
 from dsv4kit.feasibility import parquet_footer
-from dsv4kit.feasibility.data_checks import Report, examine
+from dsv4kit.feasibility.data_checks import DataReport, examine
 from dsv4kit.feasibility.parquet_footer import ParquetError
 
 DATA = Path(__file__).parents[1] / "data"
 
 
-def report(path: Path | str, recipe: str = "grpo", *changes: Override) -> Report:
+def report(path: Path | str, recipe: str = "grpo", *changes: Override) -> DataReport:
     given_file = Override("data.train_files", [str(path)], f"TRAIN_FILE={path}")
     resolved = load_settings("h100", "dsv4-flash", recipe, [given_file, *changes])
     return examine(resolved.settings, resolved.sources)
@@ -68,8 +68,8 @@ def test_a_damaged_footer_is_an_error_and_never_a_crash(data: st.DataObject) -> 
 
 
 def test_good_data_is_let_through() -> None:
-    assert report(DATA / "grpo.parquet") == Report()
-    assert report(DATA / "sft.parquet", "sft") == Report()
+    assert report(DATA / "grpo.parquet") == DataReport()
+    assert report(DATA / "sft.parquet", "sft") == DataReport()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_fewer_rows_than_a_batch() -> None:
 
 def test_a_reward_of_ones_own_knows_any_source() -> None:
     own = Override("reward.function_path", "/reward.py", "SET reward.function_path")
-    assert report(DATA / "grpo-unknown-source.parquet", "grpo", own) == Report()
+    assert report(DATA / "grpo-unknown-source.parquet", "grpo", own) == DataReport()
 
 
 def test_what_cannot_be_seen_from_here_is_a_note() -> None:
@@ -139,5 +139,5 @@ def test_json_lines(tmp_path: Path, bad: dict[str, Any], expected: str) -> None:
     path.write_text(f"{json.dumps(row())}\n{json.dumps(bad)}\n")
     assert expected in report(path).problems[0]
     path.write_text(f"{json.dumps(row())}\n")
-    assert report(path) == Report()
+    assert report(path) == DataReport()
     assert "verl reads .parquet" in report(path, "sft").problems[0]

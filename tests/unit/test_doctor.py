@@ -12,6 +12,7 @@ from dsv4kit.cli.doctor import node_table, summary
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
+from dsv4kit.feasibility.case import ImageFacts
 from dsv4kit.launch import doctor
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission
@@ -87,8 +88,8 @@ PATCHES = [
 
 def test_the_patches_that_apply_in_the_image_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = {"stack": "pro-grpo", "patches": PATCHES}
-    monkeypatch.setattr(doctor.fit, "problems", lambda *_: [])
-    monkeypatch.setattr(doctor.fit, "inside", lambda _: ("aarch64", inside))
+    monkeypatch.setattr(doctor.image_rules, "refused", lambda *_: [])
+    monkeypatch.setattr(doctor.fit, "inside", lambda path: ImageFacts(path, "aarch64", inside, 1))
     findings = list(doctor.image(submission(tmp_path, FakeSlurm())))
     assert [(finding.level, finding.topic, finding.text) for finding in findings[1:]] == [
         ("ok", "patch", "no-grad main parameters: applied"),

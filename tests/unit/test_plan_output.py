@@ -6,7 +6,7 @@ import argparse
 import json
 
 import pytest
-from plan_cases import BUILT_IN, GB200, GB300, H100, PRO_GB200, PRO_H100, flash_sft
+from plan_cases import BUILT_IN, GB300, H100, PRO_GB200, PRO_H100, flash_sft
 
 from dsv4kit.cli import plan as cli
 from dsv4kit.config import schema
@@ -183,7 +183,7 @@ def test_search_proposes_legal_layouts_best_first():
     assert any(x.question.parallel.pipeline == 16 and x.question.parallel.expert == 16 for x in found)
     for x in found:
         assert evaluate(x.question, BUILT_IN).layout == x.layout
-    assert "now: tight" in render_search(found, candidate(PRO_GB200, BUILT_IN))
+    assert "now: tight" in render_search(found, candidate(PRO_GB200, BUILT_IN), PRO_GB200)
 
 
 def test_search_finds_a_rollout_that_fits():
@@ -212,6 +212,7 @@ def test_offloading_nothing_is_said():
 def arguments(*words):
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
+    parser.set_defaults(verb="plan")
     return parser.parse_args(words)
 
 
@@ -229,8 +230,7 @@ def test_the_verb_without_hardware_names_what_there_is():
 
 def test_exit_code_3_where_it_does_not_fit(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("DSV4KIT_CONFIG", str(tmp_path))
-    for asked, code in ((flash_sft(H100, 4, 4), 3), (PRO_GB200._replace(hardware=GB200), 0)):
-        monkeypatch.setattr(cli, "_question", lambda args, asked=asked: (asked, None))
+    for asked, code in ((("--hw=h100", "--set=hardware.hbm_usable_gib=40"), 3), (("--hw=gb200",), 0)):
         for words in ((), ("--json",), ("--explain",)):
-            assert cli.run(arguments("--hw", "x", *words)) == code
+            assert cli.run(arguments(*asked, *words)) == code
             assert capsys.readouterr().out

@@ -9,13 +9,15 @@ import layout_grammar
 import pytest
 
 from dsv4kit.cli import main
-from dsv4kit.config.loading import HERE, Override, combinations, load_settings, load_yaml
+from dsv4kit.config.loading import HERE, Override, combinations, load_settings, load_site, load_yaml
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError
+from dsv4kit.feasibility.case import Case
 from dsv4kit.feasibility.node_memory import needed_gib
+from dsv4kit.feasibility.refusals import refusals
 from dsv4kit.feasibility.run_layout import pipeline_layout
-from dsv4kit.feasibility.trainer_rules import broken, node_unit
+from dsv4kit.feasibility.trainer_rules import node_unit
 from dsv4kit.plan.core import Plan, evaluate
 from dsv4kit.plan.counted.coefficients import built_in
 from dsv4kit.plan.from_settings import question
@@ -55,7 +57,7 @@ def test_it_fits_by_the_planner_and_breaks_no_rule(name: str) -> None:
     settings = settings_of(name)
     plan = plan_of(settings)
     assert plan.verdict.verdict == "fit", plan.verdict.reasons
-    assert list(broken(settings, {})) == []
+    assert list(refusals(Case(settings, {}, load_site("sandbox")))) == []
     # A segment's steps fit its time limit.
     assert plan.segment.fitting_steps >= settings.schedule.segment_steps
     # The preflight asks a node for what the planner counts on the fullest one, and for little more.

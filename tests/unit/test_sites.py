@@ -10,7 +10,8 @@ import yaml
 from dsv4kit.config.loading import SITES, Override, load_settings, load_site, names
 from dsv4kit.config.schema import Settings
 from dsv4kit.errors import UserError
-from dsv4kit.launch import mounts, site_files
+from dsv4kit.feasibility import site_files
+from dsv4kit.launch import mounts
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.submission import Submission

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from dsv4kit.cli import main, variables
-from dsv4kit.cli.submit import overrides_of
+from dsv4kit.cli.selection import overrides_of
 from dsv4kit.config.loading import load_settings
+from dsv4kit.feasibility import image_rules
 from dsv4kit.image import contents, fit
 
 ROOT = Path(__file__).parents[2]
@@ -141,10 +142,11 @@ def test_an_image_for_another_cpu_is_refused(image: Path) -> None:
     assert contents.architecture(str(image)) == "aarch64"
     h100 = load_settings("h100", "dsv4-pro", "grpo").settings
     gb200 = load_settings("gb200", "dsv4-pro", "grpo").settings
-    assert "built for aarch64, and h100 is x86_64" in str(fit.problem(str(image), h100))
-    assert fit.problem(str(image), gb200) is None
+    facts = fit.inside(str(image))
+    assert "built for aarch64, and h100 is x86_64" in next(image_rules.refused(facts, h100)).line
+    assert not list(image_rules.refused(facts, gb200))
 
 
 def test_an_image_nobody_can_look_into_is_not_refused(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/none")
-    assert fit.problem(str(image), load_settings("h100", "dsv4-pro", "grpo").settings) is None
+    assert fit.seen(str(image)) is None

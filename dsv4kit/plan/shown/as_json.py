@@ -6,10 +6,12 @@ from typing import Any
 
 from dsv4kit.plan.core import Plan
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.inputs import Question
 from dsv4kit.plan.counted.segments import SegmentPlan
 from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.fitted.calibrated import point_of
 from dsv4kit.plan.levers import Lever
+from dsv4kit.plan.proposals import changes
 from dsv4kit.plan.search import Candidate
 
 
@@ -134,8 +136,8 @@ def _segment(segment: SegmentPlan) -> dict[str, Any]:
     }
 
 
-def candidates_json(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
-    """The search's result."""
+def candidates_json(candidates: tuple[Candidate, ...], asked: Question) -> list[dict[str, Any]]:
+    """The search's result; `set` is what has to be set to get from what was asked to it."""
     return [
         {
             "verdict": x.verdict,
@@ -143,6 +145,7 @@ def candidates_json(candidates: tuple[Candidate, ...]) -> list[dict[str, Any]]:
             "expert_parallel_size": x.question.parallel.expert,
             "context_parallel_size": x.question.parallel.context,
             "layout": x.layout,
+            "set": changes(asked, x.question),
             "rollout": x.question.rollout and {"tensor": x.question.rollout.tensor, "data": x.question.rollout.data},
             "gpu_need_gib": _r(x.gpu_need_gib),
             "host_physical_gb": _r(x.host_physical_gb),

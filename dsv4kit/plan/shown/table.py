@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.proposals import as_set, changes
 from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.plan.core import Plan
     from dsv4kit.plan.counted.gpu_memory import StageMemory
     from dsv4kit.plan.counted.host_memory import NodeMemory
+    from dsv4kit.plan.counted.inputs import Question
     from dsv4kit.plan.levers import Lever
     from dsv4kit.plan.search import Candidate
 
@@ -233,8 +235,8 @@ def _levers(levers: Sequence[Lever]) -> str:
     return table(header, rows) + "\n" + "\n".join(settings)
 
 
-def render_search(candidates: Sequence[Candidate], now: Candidate | None) -> str:
-    """The best layouts, best first, below the one in use."""
+def render_search(candidates: Sequence[Candidate], now: Candidate | None, asked: Question) -> str:
+    """The best layouts, best first, below the one in use; and how to take the first."""
     if not candidates:
         return "no legal layout for these nodes"
     rows = []
@@ -255,7 +257,9 @@ def render_search(candidates: Sequence[Candidate], now: Candidate | None) -> str
             )
         )
     header = ("", "PP", "EP", "CP", "rollout", "GPU GiB", "host GB", "step s", "imbalance", "layout")
-    return table(header, rows) + "\nstep s is extrapolated for every layout that has not been run; rollout is TP x DP"
+    note = "step s is extrapolated for every layout that has not been run; rollout is TP x DP"
+    changed = as_set(changes(asked, candidates[0].question))
+    return "\n".join([table(header, rows), note, f'the first: SET="{changed}"' if changed else "the first is in use"])
 
 
 def _size(gb: float) -> str:

@@ -1,0 +1,39 @@
+"""The files a user names, as this machine sees them: they have to be readable, and data has to be of the right kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from dsv4kit.feasibility.case import Case, Refusal
+
+
+def readable(case: Case) -> Iterator[Refusal]:
+    """A path the nodes will read must be absolute, and there as seen from here."""
+    settings = case.settings
+    given: list[tuple[str, str | None]] = [("model.path", settings.model.path)]
+    given += [("data.train_files", path) for path in settings.data.train_files or []]
+    given += [("data.val_files", path) for path in settings.data.val_files or []]
+    given.append(("checkpoint.dist_checkpoint_path", settings.checkpoint.dist_checkpoint_path))
+    if (reward := settings.reward.function_path) and "://" not in reward:
+        given.append(("reward.function_path", reward))
+    for key, path in given:
+        if path is not None and (problem := _problem(key, path)):
+            yield Refusal(key, path, "", f"{case.sources.get(key, key)}: {path!r}{problem}")
+
+
+def _problem(key: str, path: str) -> str | None:
+    if not path.startswith("/") or "\0" in path:
+        return ": the nodes need an absolute path on the shared file system"
+    if not os.access(path, os.R_OK):
+        return " cannot be read" if os.path.exists(path) else " does not exist"
+    if key == "model.path" and not os.path.isfile(os.path.join(path, "config.json")):
+        return " is no model in Hugging Face form, which has a config.json"
+    return None
+
+
+def data(case: Case) -> Iterator[Refusal]:
+    """What `data_checks` finds in the data files."""
+    if case.settings.data.train_files or case.settings.data.val_files:
+        for problem in case.data.problems:
+            yield Refusal("data", None, "", problem)

@@ -18,7 +18,9 @@ import pytest
 from dsv4kit import packages
 from dsv4kit.config.loading import load_settings
 from dsv4kit.errors import UserError
-from dsv4kit.image import base, building, contents, fit, host_settings, importing, progress, record, space, squashfs
+from dsv4kit.feasibility import image_rules
+from dsv4kit.feasibility.case import ImageFacts
+from dsv4kit.image import base, building, contents, host_settings, importing, progress, record, space, squashfs
 from dsv4kit.image.manifest import FORMAT
 from dsv4kit.image.progress import Progress, reason, run_logged, step_of
 
@@ -310,7 +312,7 @@ class TestFit:
             "profiles": [self.SETTINGS.profile],
             **changes,
         }
-        return list(fit.manifest_problems(manifest, self.SETTINGS))
+        return [r.why for r in image_rules.refused(ImageFacts("x.sqsh", None, manifest, FORMAT), self.SETTINGS)]
 
     def test_one_that_fits(self) -> None:
         assert self.problems() == []
@@ -338,7 +340,7 @@ class TestFit:
     def test_the_same_kernels_under_another_name(self) -> None:
         settings = load_settings("h200", "dsv4-pro", "grpo").settings
         manifest = {"format": FORMAT, "hardware": "h100", "features": {"verl": settings.engine.verl}, "profiles": []}
-        assert list(fit.manifest_problems(manifest, settings)) == []
+        assert not list(image_rules.refused(ImageFacts("x.sqsh", None, manifest, FORMAT), settings))
 
 
 def test_a_damaged_image_is_one_line_and_not_an_image_without_a_manifest(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class CheckpointError(Exception):
         super().__init__("\n  ".join([message, *self.evidence]))
 
 
-class Layout(Enum):
+class CheckpointLayout(Enum):
     """Who wrote a step directory."""
 
     PPO_FSDP = "ppo-fsdp"
@@ -85,7 +85,7 @@ class StepState:
 
     step: int
     path: Path
-    layout: Layout | None = None
+    layout: CheckpointLayout | None = None
     problems: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
@@ -209,7 +209,7 @@ class _StepInspection:
         return StepState(
             step=self.step,
             path=self.path,
-            layout=Layout(f"{'ppo' if ppo else 'sft'}-{engines[0]}") if engines[0] else None,
+            layout=CheckpointLayout(f"{'ppo' if ppo else 'sft'}-{engines[0]}") if engines[0] else None,
             problems=tuple(dict.fromkeys(self.problems)),
             absent=() if self.problems else tuple(missing),
             contents=tuple(name for name in CONTENTS if name in self.contents),

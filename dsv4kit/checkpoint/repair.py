@@ -22,7 +22,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.checkpoint.inspection import CheckpointError, CheckpointState, Layout, StepState, inspect
+from dsv4kit.checkpoint.inspection import CheckpointError, CheckpointLayout, CheckpointState, StepState, inspect
 from dsv4kit.checkpoint.shard_files import show
 from dsv4kit.checkpoint.tracker import tracker_path, write_tracker
 from dsv4kit.run.files import sync_directory
@@ -268,7 +268,7 @@ def _why_newer(step: StepState, start: int, tracked: int | None) -> str:
 
 
 def _is_fsdp(step: StepState) -> bool:
-    return step.layout in (Layout.PPO_FSDP, Layout.SFT_FSDP)
+    return step.layout in (CheckpointLayout.PPO_FSDP, CheckpointLayout.SFT_FSDP)
 
 
 def _require_writable(directory: Path) -> None:

@@ -12,7 +12,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.render import conclude_text
 from dsv4kit.launch.slurm import Slurm, error_lines
-from dsv4kit.run.course import Request
+from dsv4kit.run.course import SegmentRequest
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json, write_text
 
@@ -27,7 +27,7 @@ def submit_segments(
     executor: Callable[[int, str | None], SegmentExecutor],
     progress: Callable[[str], None],
     slurm: Slurm,
-    request: Request | None = None,
+    request: SegmentRequest | None = None,
 ) -> list[ChainLink]:
     """Submits the segments in order and records them in `chain.json` as they get their job ids.
 

@@ -31,7 +31,7 @@ from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission, commit
 from dsv4kit.run import exclusions, node_spec
-from dsv4kit.run.course import Request
+from dsv4kit.run.course import SegmentRequest
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
@@ -121,7 +121,7 @@ class Resumption:
                 after.executor,
                 progress,
                 self.slurm,
-                request=None if self.from_step is None else Request(self.from_step, self.from_step == 0),
+                request=None if self.from_step is None else SegmentRequest(self.from_step, self.from_step == 0),
             )
             back.pop_all()
         if found or self.asked.new_kit:

@@ -9,7 +9,7 @@ from dsv4kit.checkpoint.repair import prepare_resume
 from dsv4kit.checkpoint.tracker import read_tracker
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.run import course, ends, outcome
-from dsv4kit.run.course import Course, Request
+from dsv4kit.run.course import Course, SegmentRequest
 from dsv4kit.run.node_spec import NodeSpec
 
 
@@ -17,7 +17,7 @@ def set_course(spec: NodeSpec, attempt: Attempt) -> Course:
     """Looks at the checkpoints, repairs what can be repaired, and fixes the steps of this attempt."""
     close_lost_attempts(spec, attempt)
     # A restart of the segment goes on from where the first attempt got.
-    asked = course.request_of(attempt.segment_dir) if attempt.number == 0 else Request()
+    asked = course.request_of(attempt.segment_dir) if attempt.number == 0 else SegmentRequest()
     high_water = max((past.reached for past in outcome.history(attempt.run)), default=0)
     try:
         found = prepare_resume(

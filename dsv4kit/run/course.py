@@ -41,7 +41,7 @@ def load(attempt: AttemptDir) -> Course | None:
 
 
 @dataclass(frozen=True)
-class Request:
+class SegmentRequest:
     """What the user asks of a segment: to go on from the checkpoint of an older step, or (step 0) to start over."""
 
     from_step: int | None = None
@@ -52,7 +52,7 @@ class Request:
         write_json(segment.request_file, dataclasses.asdict(self))
 
 
-def request_of(segment: SegmentDir) -> Request:
+def request_of(segment: SegmentDir) -> SegmentRequest:
     """What was asked of the segment; nothing where there is no such file."""
     content = read_object(segment.request_file)
-    return Request(content.get("from_step"), bool(content.get("allow_restart")))
+    return SegmentRequest(content.get("from_step"), bool(content.get("allow_restart")))

@@ -185,7 +185,7 @@ class SegmentDir:
 
     @property
     def request_file(self) -> Path:
-        """What the user asked of it: to go back to an older step, or to start over, see `course.Request`."""
+        """What the user asked of it: to go back to an older step, or to start over, see `course.SegmentRequest`."""
         return self.path / "request.json"
 
     @property

@@ -98,7 +98,7 @@ def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_
 
 def test_a_finished_segment_that_slurm_starts_again_leaves_the_running_one_alone(cluster: Cluster) -> None:
     run = cluster.submit_sft("twice", ("env.STAND_IN_STEP_S", "1.5"))
-    state = cluster.wait(run, lambda state: "trainer start" in state.segments[1].seconds)
+    state = cluster.wait(run, lambda state: "import" in state.segments[1].seconds)
     cluster.slurm.run("scontrol", "requeue", state.segments[0].job_id)
     cluster.slurm.run("scontrol", "update", f"JobId={state.segments[0].job_id}", "Dependency=")
     rival = run.segment(1).path / "attempt-1" / "outcome.json"
@@ -116,7 +116,7 @@ def test_a_finished_segment_that_slurm_starts_again_leaves_the_running_one_alone
 def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_process(cluster: Cluster) -> None:
     run = cluster.submit("cancelled", ("env.STAND_IN_STEP_S", "5"), ("schedule.save_freq", 2))
     state = cluster.wait(run, lambda state: "import" in state.segments[0].seconds)
-    assert cancel_run(run, cluster.slurm) == len(state.segments)
+    assert cancel_run(run, cluster.slurm) == (len(state.segments), {})
     state = cluster.wait(run)
     assert {segment.state for segment in state.segments} == {"CANCELLED"}
     assert (state.state, state.segments[0].end) == ("cancelled", ends.CANCELLED)

@@ -60,7 +60,7 @@ def test_processes_that_die_on_another_node_end_the_attempt_with_their_own_reaso
 def test_a_run_that_its_user_cancels_says_so_everywhere(cluster: Cluster) -> None:
     run = submit(cluster, "unwanted", ("env.STAND_IN_STEP_S", "600"))
     cluster.wait(run, lambda state: state.segments[0].phase == IMPORT)
-    assert cancel_run(run, cluster.slurm) == 3
+    assert cancel_run(run, cluster.slurm) == (3, {})
     state = cluster.wait(run, lambda state: state.over and state.segments[0].end is not None)
     assert (state.state, state.segments[0].end) == ("cancelled", ends.CANCELLED)
     assert "segment 1: cancelled, stop: by the user, at step 0" in (run.segment(1).path / "slurm.log").read_text()

@@ -12,14 +12,14 @@ import checkpoint_trees as trees
 import pytest
 
 from dsv4kit.checkpoint import inspection, shard_files, tracker
-from dsv4kit.checkpoint.inspection import CheckpointError, Layout, inspect, inspect_step, record_sizes
+from dsv4kit.checkpoint.inspection import CheckpointError, CheckpointLayout, inspect, inspect_step, record_sizes
 from dsv4kit.checkpoint.tracker import read_tracker
 
-LAYOUTS: dict[Layout, Callable[[Path, int], Path]] = {
-    Layout.PPO_FSDP: trees.ppo_fsdp,
-    Layout.PPO_MEGATRON: trees.ppo_megatron,
-    Layout.SFT_FSDP: trees.sft_fsdp,
-    Layout.SFT_MEGATRON: trees.sft_megatron,
+LAYOUTS: dict[CheckpointLayout, Callable[[Path, int], Path]] = {
+    CheckpointLayout.PPO_FSDP: trees.ppo_fsdp,
+    CheckpointLayout.PPO_MEGATRON: trees.ppo_megatron,
+    CheckpointLayout.SFT_FSDP: trees.sft_fsdp,
+    CheckpointLayout.SFT_MEGATRON: trees.sft_megatron,
 }
 
 
@@ -54,7 +54,7 @@ def test_the_tracker_is_written_in_verls_own_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_layout_is_recognised_and_complete(tmp_path: Path, layout: Layout) -> None:
+def test_each_layout_is_recognised_and_complete(tmp_path: Path, layout: CheckpointLayout) -> None:
     LAYOUTS[layout](tmp_path, 20)
     (state,) = inspect(tmp_path).steps
     assert (state.step, state.layout, state.findings) == (20, layout, ())
@@ -65,7 +65,9 @@ def test_each_layout_is_recognised_and_complete(tmp_path: Path, layout: Layout) 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_single_file_that_verl_needs_is_missed_when_gone_or_empty(tmp_path: Path, layout: Layout) -> None:
+def test_every_single_file_that_verl_needs_is_missed_when_gone_or_empty(
+    tmp_path: Path, layout: CheckpointLayout
+) -> None:
     """The FSDP export of the model's configuration, which resuming does not read, is all that may be lost unseen."""
     root = LAYOUTS[layout](tmp_path, 20)
     data_ranks = len(list(root.glob("data_*.pt"))) or None
@@ -81,7 +83,7 @@ def test_every_single_file_that_verl_needs_is_missed_when_gone_or_empty(tmp_path
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_cut_short_file_is_found_and_named(tmp_path: Path, layout: Layout) -> None:
+def test_every_cut_short_file_is_found_and_named(tmp_path: Path, layout: CheckpointLayout) -> None:
     root = LAYOUTS[layout](tmp_path, 20)
     for name, content in trees.snapshot(root).items():
         if name.endswith("huggingface/config.json") and "model/" not in name:
@@ -313,7 +315,7 @@ def test_a_file_system_error_is_not_taken_for_damage(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_with_recorded_sizes_any_lost_or_changed_file_is_found(tmp_path: Path, layout: Layout) -> None:
+def test_with_recorded_sizes_any_lost_or_changed_file_is_found(tmp_path: Path, layout: CheckpointLayout) -> None:
     root = LAYOUTS[layout](tmp_path, 20)
     record_sizes(root)
     assert inspect_step(root).recorded

@@ -8,7 +8,7 @@ from test_node import node_spec
 from dsv4kit.node import resume
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.run import ends, outcome
-from dsv4kit.run.course import Course, Request
+from dsv4kit.run.course import Course, SegmentRequest
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.node_spec import NodeSpec
 
@@ -54,7 +54,7 @@ def test_a_run_that_has_saved_and_lost_everything_is_refused(spec: NodeSpec, tmp
 def test_starting_over_happens_only_when_asked(spec: NodeSpec, tmp_path: Path) -> None:
     save_checkpoint(spec, 3)
     second = attempt(tmp_path, 2)
-    Request(0, allow_restart=True).save(second.segment_dir)
+    SegmentRequest(0, allow_restart=True).save(second.segment_dir)
     assert resume.set_course(spec, second).start == 0
     assert not (tmp_path / "checkpoints" / "global_step_3").exists()
     assert list((tmp_path / "quarantine").iterdir())
@@ -64,7 +64,7 @@ def test_a_request_counts_for_the_first_attempt_only(spec: NodeSpec, tmp_path: P
     save_checkpoint(spec, 2)
     save_checkpoint(spec, 4)
     first = attempt(tmp_path, 2)
-    Request(2).save(first.segment_dir)
+    SegmentRequest(2).save(first.segment_dir)
     assert resume.set_course(spec, first).start == 2
     save_checkpoint(spec, 4)
     assert resume.set_course(spec, attempt(tmp_path, 2, number=1)).start == 4

@@ -21,6 +21,9 @@ import verl.workers.engine_workers  # noqa: F401
 from hydra import compose, initialize_config_module
 from transfer_queue import KVBatchMeta
 
+from dsv4kit.run.course import Course
+from dsv4kit.run.directory import AttemptDir
+
 
 class Workers:
     """What the loop asks of the actor, the rollout replicas and the data loader, written down."""
@@ -100,7 +103,7 @@ def main() -> None:
     run = Path(sys.argv[1])
     attempt = run / "segment" / "attempt-0"
     for number, asked in enumerate(json.loads(sys.argv[2])):
-        (attempt / "plan.json").write_text(json.dumps({"target": asked.pop("target")}))
+        Course(asked["start"], asked.pop("target")).save(AttemptDir(attempt))
         child = os.fork()
         if child == 0:
             os.environ.update(asked.pop("env"))

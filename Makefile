@@ -100,7 +100,7 @@ lint: setup-dev  ## ruff, mypy --strict, shellcheck
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/shellcheck $$(git ls-files '*.sh' .ci/run)
 
-bench: setup-dev  ## measure what the design promises
+bench: setup-dev  ## measure the times that are promised; fails where one is broken
 	@$(VENV)/bin/python -m benchmarks
 
 lock: setup-dev  ## make the locks again from pyproject.toml and containers/stack.yaml

@@ -1,1 +1,1 @@
-"""What the design promises, measured: `make bench`. Medians of several runs; on a busy machine read the ratios."""
+"""What the design promises, measured: `make bench`. A promise is judged by CPU time, so a busy machine breaks few."""

@@ -1,14 +1,12 @@
-"""`python -m benchmarks.bench_profiles`: what a user waits for before a run of the largest profile is in the queue."""
+"""What a user waits for before a run is in the queue: profiles, rules, and a dry run of each recipe."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.__main__ import seconds, show
+from benchmarks.bench_start import KIT, command
+from benchmarks.measure import Benchmark
 from dsv4kit.config.loading import SITES, combinations, load_settings, load_site
 from dsv4kit.feasibility import parquet_footer
 from dsv4kit.feasibility.case import Case
@@ -19,28 +17,23 @@ from dsv4kit.verl_keys import compose, overrides
 DATA = Path(__file__).parents[1] / "tests" / "data"
 
 
-def main() -> None:
-    """One line each."""
+def benchmarks(scratch: Path) -> Iterator[Benchmark]:
+    """The largest profile in this process, then dry runs as a user starts them."""
     resolved = load_settings("h100", "dsv4-pro", "grpo")
     settings, site = resolved.settings, load_site("example-h100-pyxis")
     layout = pipeline_layout(settings)
     pairs = overrides.build(
         settings, run_name="x", model_path="/m", data_dir="/d", run_dir="/r", kit_dir="/k", layout=layout
     )
-    show("resolve one of all profiles", seconds(lambda: load_settings("h100", "dsv4-pro", "grpo"), 11), "")
-    show("names of all profiles", seconds(combinations, 11), "")
-    show("all rules", seconds(lambda: list(refusals(Case(settings, resolved.sources, site))), 11), "")
-    show("the footer of a parquet file", seconds(lambda: parquet_footer.read(DATA / "grpo.parquet"), 11), "")
-    show("check Pro's overrides against verl's tree", seconds(lambda: compose.Tree("ppo_trainer").render(pairs), 5), "")
-    with tempfile.TemporaryDirectory() as name:
-        far = Path(name) / "site.yaml"
-        text = (SITES / "sandbox.yaml").read_text()
-        far.write_text(text.replace("name: sandbox", "name: far").replace("python: null", "python: /usr/bin/python3"))
-        command = [sys.executable, "-m", "dsv4kit.cli.main", "submit", "--hw=h100", f"--site={far}", "--dry-run"]
-        env = {**os.environ, "DSV4KIT_RUNS": name}
-        times = seconds(lambda: subprocess.run(command, check=True, capture_output=True, env=env), 7)
-        show("submit --dry-run of Pro on 64 nodes", times, "< 1 s")
-
-
-if __name__ == "__main__":
-    main()
+    yield Benchmark("resolve one of all profiles", lambda: load_settings("h100", "dsv4-pro", "grpo"))
+    yield Benchmark("names of all profiles", combinations)
+    yield Benchmark("all rules", lambda: list(refusals(Case(settings, resolved.sources, site))))
+    yield Benchmark("the footer of a parquet file", lambda: parquet_footer.read(DATA / "grpo.parquet"))
+    yield Benchmark("check Pro's overrides against verl's tree", lambda: compose.Tree("ppo_trainer").render(pairs))
+    far = scratch / "site.yaml"
+    text = (SITES / "sandbox.yaml").read_text()
+    far.write_text(text.replace("name: sandbox", "name: far").replace("python: null", "python: /usr/bin/python3"))
+    for model, recipe in [("dsv4-pro", "grpo"), ("dsv4-flash", "sft")]:
+        words = ("submit", "--hw=h100", f"--model={model}", f"--recipe={recipe}", f"--site={far}", "--dry-run")
+        dry_run = command(KIT, *words, DSV4KIT_RUNS=str(scratch))
+        yield Benchmark(f"submit --dry-run of {model} {recipe}", dry_run, 1.5, runs=5)

@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from dsv4kit.image.building import Request, make
+    from dsv4kit.image.building import BuildRequest, make
     from dsv4kit.image.progress import Progress
 
     if not args.hw:
         raise UserError("HW is not set; for instance: make image HW=cpu")
-    built = make(Request(args.hw, _variables(args), _path(args.image), args.engine), Progress(_say))
+    built = make(BuildRequest(args.hw, _variables(args), _path(args.image), args.engine), Progress(_say))
     if built.reused:
         _say(f"image: {built.path} is there already and has exactly this inside")
     else:

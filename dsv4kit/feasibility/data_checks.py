@@ -77,8 +77,8 @@ def examine(settings: Settings, sources: Mapping[str, str]) -> DataReport:
         batch = settings.data.train_batch_size
         if key == "train_files" and files and rows is not None and rows < batch and not report.problems:
             report.problems.append(
-                f"{sources.get('data.train_files', 'data.train_files')}: {rows} rows are no batch of {batch}: an epoch"
-                " would have no step; more rows, or SET=data.train_batch_size=..."
+                f"{sources.get('data.train_files', 'data.train_files')}: {rows} rows are fewer than a batch of"
+                f" {batch}, so an epoch would have no step; give more rows or set SET=data.train_batch_size=..."
             )
     return report
 

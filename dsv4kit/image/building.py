@@ -26,7 +26,7 @@ _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """What is to be built: `variables` as `write_context` knows them, `out` the squashfs, `engine` one by name."""
 
     hardware: str
@@ -49,7 +49,7 @@ def directory() -> Path:
     return cache_dir() / "images"
 
 
-def make(request: Request, progress: Progress) -> Built:
+def make(request: BuildRequest, progress: Progress) -> Built:
     """Builds the image and writes its squashfs. Every failure is a UserError, with nothing half-written left."""
     machine = hardware_of(request.hardware)
     architecture = architecture_of(machine)

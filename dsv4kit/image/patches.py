@@ -7,13 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _LIMIT_S = 900
-
-Row = Mapping[str, Any]
 
 
 def outcomes(driver_library_dir: Path | None = None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dsv4kit import hints
 from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError, nearest
 from dsv4kit.run.directory import RunDir, run_of_job, runs_below
@@ -68,7 +69,7 @@ def find_run(name: str | None) -> RunDir:
     runs = sorted(runs_below(root), key=lambda run: run.record_file.stat().st_mtime)
     if name is None:
         if not runs:
-            raise UserError(f"no run in {root} yet; `make submit HW=cpu` makes one")
+            raise UserError(f"no run in {root} yet; `{hints.command('submit', HW='cpu')}` starts one")
         return _as_submitted(runs[-1])
     known = [run.name for run in runs]
     if checked_name(name) not in known:

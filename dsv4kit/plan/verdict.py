@@ -109,7 +109,7 @@ def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
         return "fit", f"rollout: {rollout.weights_gb:.1f} GB of weights leave room for {rollout.kv_tokens:,} tokens"
     return "no", (
         f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} of the"
-        f" {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; no longest sequence fits"
+        f" {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; no room is left for a full-length sequence"
     )
 
 

@@ -14,7 +14,7 @@ import json
 import sys
 from types import ModuleType
 
-from dsv4kit.plugin.patching import REGISTRY, Outcome, Patch, PatchError, State
+from dsv4kit.plugin.patching import REGISTRY, Patch, PatchError, PatchResult, State
 
 OPTIMIZER_SWITCH = "VERL_MEGATRON_OPTIMIZER_COMPAT"
 """The name upstream's own version of fixes A and B uses (verl #8383)."""
@@ -117,10 +117,10 @@ def install() -> None:
     )
 
 
-def gate(_engine: ModuleType) -> Outcome:
+def gate(_engine: ModuleType) -> PatchResult:
     """Refuses an engine some required patch of which has found no target (a module that was moved or renamed)."""
     REGISTRY.settle("megatron")
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 def main() -> int:

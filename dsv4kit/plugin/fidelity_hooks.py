@@ -29,7 +29,7 @@ from dsv4kit.plugin.fidelity import (
     read,
     write,
 )
-from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marked
+from dsv4kit.plugin.patching import PatchError, PatchResult, State, attribute, marked
 from dsv4kit.plugin.resume_masters import sampled_stale_masters
 
 _log = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class Expectation:
     masters_equal: bool
 
 
-def guard_checkpoints(module: ModuleType) -> Outcome:
+def guard_checkpoints(module: ModuleType) -> PatchResult:
     """Writes at save, compares at load; on verl's `megatron_checkpoint_manager` or `fsdp_checkpoint_manager`."""
     names = [name for name in ("MegatronCheckpointManager", "FSDPCheckpointManager") if hasattr(module, name)]
     if not names:
         raise PatchError("no checkpoint manager by the names known (upstream renamed or removed it)")
     manager = getattr(module, names[0])
     if vars(manager).get(_GUARDED):
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     save, load = attribute(manager, "save_checkpoint"), attribute(manager, "load_checkpoint")
 
     @functools.wraps(save)
@@ -88,7 +88,7 @@ def guard_checkpoints(module: ModuleType) -> Outcome:
     manager.save_checkpoint = marked(save_checkpoint, save)
     manager.load_checkpoint = marked(load_checkpoint, load)
     setattr(manager, _GUARDED, True)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 def refuse_unloadable(checkpoint: Path) -> None:
@@ -109,19 +109,19 @@ def refuse_unloadable(checkpoint: Path) -> None:
             ) from None
 
 
-def guard_megatron_step(module: ModuleType) -> Outcome:
+def guard_megatron_step(module: ModuleType) -> PatchResult:
     """Compares after the first step of a resume; on `verl.workers.engine.megatron.transformer_impl`."""
     return _guard_step(attribute(module, "MegatronEngine"))
 
 
-def guard_fsdp_step(module: ModuleType) -> Outcome:
+def guard_fsdp_step(module: ModuleType) -> PatchResult:
     """The same on `verl.workers.engine.fsdp.transformer_impl`."""
     return _guard_step(attribute(module, "FSDPEngine"))
 
 
-def _guard_step(engine: Any) -> Outcome:
+def _guard_step(engine: Any) -> PatchResult:
     if vars(engine).get(_GUARDED):
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     step = attribute(engine, "optimizer_step")
 
     @functools.wraps(step)
@@ -141,7 +141,7 @@ def _guard_step(engine: Any) -> Outcome:
 
     engine.optimizer_step = marked(optimizer_step, step)
     setattr(engine, _GUARDED, True)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 def _after_load(manager: Any, saved: Fingerprint | None, base: Fingerprint) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from dsv4kit.plugin.optimizer_probes import CudaTyped
-from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marked, modules_under, original_of
+from dsv4kit.plugin.patching import PatchError, PatchResult, State, attribute, marked, modules_under, original_of
 
 _BUILD = "_build_model_and_main_param_groups"
 _FP32_SHARDS = 3
@@ -33,18 +33,18 @@ _NORM = "get_grad_norm_fp32"
 _CLIP = "clip_grad_by_total_norm_fp32"
 
 
-def no_grad_main_params(module: ModuleType) -> Outcome:
+def no_grad_main_params(module: ModuleType) -> PatchResult:
     """Fix A on `megatron.core.optimizer.distrib_optimizer`."""
     optimizer = attribute(module, "DistributedOptimizer")
     build = attribute(optimizer, _BUILD)
     if not isinstance(build, classmethod):
         raise PatchError(f"{_BUILD} is a {type(build).__name__}, no classmethod")
     if original_of(build) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     evidence = ""
     try:
         if all(_shard_is_leaf(optimizer, build.__func__, dtype) for dtype in (torch.float32, torch.bfloat16)):
-            return Outcome(State.NOT_NEEDED, "the shards it builds are leaves")
+            return PatchResult(State.NOT_NEEDED, "the shards it builds are leaves")
     except Exception as error:
         # Applied all the same: without autograd this function does the same in every version.
         evidence = f"the probe could not tell whether it is needed ({type(error).__name__}: {error})"
@@ -64,7 +64,7 @@ def no_grad_main_params(module: ModuleType) -> Outcome:
         return groups
 
     setattr(optimizer, _BUILD, classmethod(marked(build_leaves, original)))
-    return Outcome(State.APPLIED, evidence)
+    return PatchResult(State.APPLIED, evidence)
 
 
 def _detached(shard: torch.Tensor) -> torch.Tensor:
@@ -91,11 +91,11 @@ def _shard_is_leaf(optimizer: type, build: Callable[..., Any], dtype: torch.dtyp
     return bool(shard.is_leaf)
 
 
-def grad_norm_per_dtype(module: ModuleType) -> Outcome:
+def grad_norm_per_dtype(module: ModuleType) -> PatchResult:
     """The half of fix B that computes the norm, on `megatron.core.optimizer.clip_grads`."""
     original = attribute(module, _NORM)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     expect_arguments(original, ["grads_for_norm", "norm_type"])
 
     def probe(gradients: list[torch.Tensor]) -> None:
@@ -103,7 +103,7 @@ def grad_norm_per_dtype(module: ModuleType) -> Outcome:
 
     needed, evidence = _hands_mixed_lists_over(module, probe)
     if not needed:
-        return Outcome(State.NOT_NEEDED, evidence)
+        return PatchResult(State.NOT_NEEDED, evidence)
 
     def get_grad_norm_fp32(grads_for_norm: Any, norm_type: float = 2, *args: Any, **kwargs: Any) -> Any:
         # Other norms do not use the fused kernel.
@@ -116,11 +116,11 @@ def grad_norm_per_dtype(module: ModuleType) -> Outcome:
     return _rebind(module, _NORM, original, get_grad_norm_fp32, evidence)
 
 
-def clipping_per_dtype(module: ModuleType) -> Outcome:
+def clipping_per_dtype(module: ModuleType) -> PatchResult:
     """The half of fix B that scales the gradients, on `megatron.core.optimizer.clip_grads`."""
     original = attribute(module, _CLIP)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     expect_arguments(original, ["parameters", "max_norm", "total_norm", "use_decoupled_grad"])
 
     def probe(gradients: list[torch.Tensor]) -> None:
@@ -128,7 +128,7 @@ def clipping_per_dtype(module: ModuleType) -> Outcome:
 
     needed, evidence = _hands_mixed_lists_over(module, probe)
     if not needed:
-        return Outcome(State.NOT_NEEDED, evidence)
+        return PatchResult(State.NOT_NEEDED, evidence)
 
     def clip_grad_by_total_norm_fp32(
         parameters: Any, max_norm: float, total_norm: Any, use_decoupled_grad: bool = False, **kwargs: Any
@@ -183,7 +183,7 @@ def _partial_norms(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _rebind(
     module: ModuleType, name: str, original: Callable[..., Any], replacement: Callable[..., Any], evidence: str
-) -> Outcome:
+) -> PatchResult:
     """Puts the replacement wherever the original's name is bound, in modules imported later through `module` itself."""
     replacement.__doc__ = original.__doc__
     marked(replacement, original)
@@ -192,7 +192,7 @@ def _rebind(
         if vars(place).get(name) is original:
             setattr(place, name, replacement)
             rebound.append(place.__name__)
-    return Outcome(State.APPLIED, "; ".join(filter(None, [evidence, "bound in " + ", ".join(rebound)])))
+    return PatchResult(State.APPLIED, "; ".join(filter(None, [evidence, "bound in " + ", ".join(rebound)])))
 
 
 def _hands_mixed_lists_over(module: ModuleType, call: Callable[[list[torch.Tensor]], None]) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from dsv4kit.plugin.patching import Outcome, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import PatchResult, State, attribute, marked, original_of
 
 _log = logging.getLogger(__name__)
 
@@ -22,17 +22,17 @@ _IGNORABLE = frozenset({"padding_mask"})
 """May be dropped even when given: it keeps padding out of the router's statistics, the loss masks padding itself."""
 
 
-def tolerate_extra_arguments(module: ModuleType) -> Outcome:
+def tolerate_extra_arguments(module: ModuleType) -> PatchResult:
     """On `verl.models.mcore.mtp_patch`."""
     original = attribute(module, _FUNCTION)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     known = inspect.signature(original).parameters
     gpt_model = importlib.import_module("megatron.core.models.gpt.gpt_model").GPTModel
     passed = inspect.signature(inspect.unwrap(gpt_model._postprocess)).parameters
     missing = [name for name, p in passed.items() if name not in known and p.kind is not p.VAR_KEYWORD]
     if not missing or any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        return Outcome(State.NOT_NEEDED, "it knows every argument Megatron-Core passes")
+        return PatchResult(State.NOT_NEEDED, "it knows every argument Megatron-Core passes")
 
     @functools.wraps(original)
     def postprocess(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,4 +43,4 @@ def tolerate_extra_arguments(module: ModuleType) -> Outcome:
         return original(self, *args, **kwargs)
 
     setattr(module, _FUNCTION, marked(postprocess, original))
-    return Outcome(State.APPLIED, f"drops {', '.join(missing)}")
+    return PatchResult(State.APPLIED, f"drops {', '.join(missing)}")

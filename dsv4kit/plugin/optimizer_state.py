@@ -33,20 +33,20 @@ from dsv4kit.plugin.optimizer_probes import (
     state_is_its_own,
     step_count_stays,
 )
-from dsv4kit.plugin.patching import Outcome, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import PatchResult, State, attribute, marked, original_of
 from dsv4kit.plugin.resume_masters import is_offloaded
 
 
-def order_params(module: ModuleType) -> Outcome:
+def order_params(module: ModuleType) -> PatchResult:
     """Parameters are numbered in the order they are listed in; on `megatron.core.optimizer.distrib_optimizer`."""
     optimizer = attribute(module, "DistributedOptimizer")
     original = attribute(optimizer, "__init__")
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     evidence = ""
     try:
         if state_is_its_own(module):
-            return Outcome(State.NOT_NEEDED, "each parameter of a group of two dtypes has its own state")
+            return PatchResult(State.NOT_NEEDED, "each parameter of a group of two dtypes has its own state")
     except Exception as error:
         # Applied all the same: it changes nothing where the numbers are right.
         evidence = f"the probe could not tell whether it is needed ({type(error).__name__}: {error})"
@@ -58,7 +58,7 @@ def order_params(module: ModuleType) -> Outcome:
             self.model_param_group_index_map.update(_places(self))
 
     optimizer.__init__ = marked(init, original)
-    return Outcome(State.APPLIED, evidence)
+    return PatchResult(State.APPLIED, evidence)
 
 
 def _places(one: Any) -> dict[Any, tuple[int, int]]:
@@ -74,16 +74,16 @@ def _places(one: Any) -> dict[Any, tuple[int, int]]:
     return places
 
 
-def load_mixed_dtypes(module: ModuleType) -> Outcome:
+def load_mixed_dtypes(module: ModuleType) -> PatchResult:
     """HDO takes loaded masters for fp32 parameters too; on `...optimizer.cpu_offloading.hybrid_optimizer`."""
     hdo = attribute(module, "HybridDeviceOptimizer")
     name = "_update_fp32_params_by_new_state"
     original = attribute(hdo, name)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     arrives, evidence = master_arrives(original)
     if arrives:
-        return Outcome(State.NOT_NEEDED, "every loaded master arrives")
+        return PatchResult(State.NOT_NEEDED, "every loaded master arrives")
 
     def update_masters_by_new_state(self: Any) -> None:
         if not self.param_update_in_fp32:
@@ -96,10 +96,10 @@ def load_mixed_dtypes(module: ModuleType) -> Outcome:
                 inner.data.copy_(master)
 
     setattr(hdo, name, marked(update_masters_by_new_state, original))
-    return Outcome(State.APPLIED, evidence)
+    return PatchResult(State.APPLIED, evidence)
 
 
-def sync_after_load(module: ModuleType) -> Outcome:
+def sync_after_load(module: ModuleType) -> PatchResult:
     """Loaded masters reach HDO's copies and the weights; on `megatron.core.optimizer.distrib_optimizer`.
 
     It has no probe: handing masters over and weights after them a second time changes nothing.
@@ -107,7 +107,7 @@ def sync_after_load(module: ModuleType) -> Outcome:
     optimizer = attribute(module, "DistributedOptimizer")
     original = attribute(optimizer, "load_state_dict")
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
 
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any) -> None:
@@ -122,19 +122,19 @@ def sync_after_load(module: ModuleType) -> Outcome:
                         param.data.copy_(master)
 
     optimizer.load_state_dict = marked(load_state_dict, original)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
-def keep_step(module: ModuleType) -> Outcome:
+def keep_step(module: ModuleType) -> PatchResult:
     """Adam's step count comes from the parameter groups, as Megatron means it; on `...optimizer.distrib_optimizer`."""
     optimizer = attribute(module, "DistributedOptimizer")
     name = "_set_main_param_and_optimizer_states"
     original = attribute(optimizer, name)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     stays, evidence = step_count_stays(original)
     if stays:
-        return Outcome(State.NOT_NEEDED, "the step count of the parameter groups stays")
+        return PatchResult(State.NOT_NEEDED, "the step count of the parameter groups stays")
 
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
@@ -146,19 +146,19 @@ def keep_step(module: ModuleType) -> Outcome:
         original(self, model_param, tensors)
 
     setattr(optimizer, name, marked(set_states, original))
-    return Outcome(State.APPLIED, evidence)
+    return PatchResult(State.APPLIED, evidence)
 
 
-def step_every_param(module: ModuleType) -> Outcome:
+def step_every_param(module: ModuleType) -> PatchResult:
     """HDO steps fp32 parameters on the GPU too; on `...optimizer.cpu_offloading.hybrid_optimizer`."""
     hdo = attribute(module, "HybridDeviceOptimizer")
     name = "_set_sub_optimizer_grads"
     original = attribute(hdo, name)
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     arrives, evidence = fp32_gradient_arrives(original)
     if arrives:
-        return Outcome(State.NOT_NEEDED, "an fp32 parameter on the GPU gets its gradient")
+        return PatchResult(State.NOT_NEEDED, "an fp32 parameter on the GPU gets its gradient")
 
     @functools.wraps(original)
     def set_sub_optimizer_grads(self: Any) -> None:
@@ -171,4 +171,4 @@ def step_every_param(module: ModuleType) -> Outcome:
                 param.grad = None if gradient is None else gradient.to(param.dtype)
 
     setattr(hdo, name, marked(set_sub_optimizer_grads, original))
-    return Outcome(State.APPLIED, evidence)
+    return PatchResult(State.APPLIED, evidence)

@@ -47,7 +47,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PatchResult:
     """What a patch function did, for the report."""
 
     state: State
@@ -59,7 +59,7 @@ class Patch:
     """A change to one module.
 
     `function` is "module:name" and is imported only when the target is: it takes the target module, returns an
-    `Outcome`, and raises when the target is not what it expects.
+    `PatchResult`, and raises when the target is not what it expects.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Patch:
             return
         try:
             where, _, name = self.function.partition(":")
-            outcome: Outcome = getattr(importlib.import_module(where), name)(module)
+            outcome: PatchResult = getattr(importlib.import_module(where), name)(module)
         except Exception as error:
             self.fail(f"{type(error).__name__}: {error}", error)
             return

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from dsv4kit.plugin.patching import Outcome, PatchError, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import PatchError, PatchResult, State, attribute, marked, original_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,12 +43,12 @@ class Refreshed:
         return ", ".join(parts) or "no masters"
 
 
-def refresh_after_load(module: ModuleType) -> Outcome:
+def refresh_after_load(module: ModuleType) -> PatchResult:
     """Masters follow a load without optimizer state; on `verl.utils.checkpoint.megatron_checkpoint_manager`."""
     manager = attribute(module, "MegatronCheckpointManager")
     original = attribute(manager, "load_checkpoint")
     if original_of(original) is not None:
-        return Outcome(State.APPLIED, "by an earlier call")
+        return PatchResult(State.APPLIED, "by an earlier call")
     if not hasattr(manager, "should_load_optimizer"):
         raise PatchError("MegatronCheckpointManager has no 'should_load_optimizer' (upstream renamed or removed it)")
 
@@ -63,7 +63,7 @@ def refresh_after_load(module: ModuleType) -> Outcome:
         return result
 
     manager.load_checkpoint = marked(load_checkpoint, original)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 def refresh_masters(optimizer: Any) -> Refreshed:

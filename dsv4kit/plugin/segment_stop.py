@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsv4kit.plugin.patching import REGISTRY, Outcome, Patch, PatchError, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import REGISTRY, Patch, PatchError, PatchResult, State, attribute, marked, original_of
 from dsv4kit.plugin.stop_watch import Watch
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.files import write_json
@@ -30,7 +30,7 @@ SWITCH = "DSV4KIT_SEGMENT_STOP"
 _EXPECTED_IN_FIT = ("self.global_steps <= self.total_training_steps", "self.config.trainer.save_freq")
 
 
-def install(module: ModuleType) -> Outcome:
+def install(module: ModuleType) -> PatchResult:
     """Wraps the trainer's `step` and `_save_checkpoint`."""
     trainer = attribute(module, "PPOTrainer")
     fit = inspect.getsource(attribute(trainer, "fit"))
@@ -39,10 +39,10 @@ def install(module: ModuleType) -> Outcome:
         raise PatchError(f"PPOTrainer.fit has no {missing[0]!r}: the loop works differently")
     step, save = attribute(trainer, "step"), attribute(trainer, "_save_checkpoint")
     if original_of(step):
-        return Outcome(State.APPLIED, "already")
+        return PatchResult(State.APPLIED, "already")
     attempt_dir = os.environ.get("DSV4KIT_ATTEMPT_DIR")
     if not attempt_dir:
-        return Outcome(State.NOT_NEEDED, "no segment to stop: DSV4KIT_ATTEMPT_DIR is not set")
+        return PatchResult(State.NOT_NEEDED, "no segment to stop: DSV4KIT_ATTEMPT_DIR is not set")
     attempt = AttemptDir(Path(attempt_dir))
     watch = Watch.of_attempt(attempt, os.environ.get("SLURM_JOB_END_TIME"))
 
@@ -64,7 +64,7 @@ def install(module: ModuleType) -> Outcome:
 
     trainer.step = marked(stopping_step, step)
     trainer._save_checkpoint = marked(timed_save, save)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 REGISTRY.add(

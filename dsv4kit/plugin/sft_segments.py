@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsv4kit.plugin.patching import REGISTRY, Outcome, Patch, PatchError, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import REGISTRY, Patch, PatchError, PatchResult, State, attribute, marked, original_of
 from dsv4kit.plugin.stop_watch import Watch
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.files import write_json
@@ -42,12 +42,12 @@ def at_epoch_end(step: int, steps_per_epoch: int) -> bool:
     return step > 0 and step % steps_per_epoch == 0
 
 
-def install(module: ModuleType) -> Outcome:
+def install(module: ModuleType) -> PatchResult:
     """Wraps the handler's `load_checkpoint` and `_load_dataloader_state`."""
     handler = attribute(module, "CheckpointHandler")
     load, load_data = attribute(handler, "load_checkpoint"), attribute(handler, "_load_dataloader_state")
     if original_of(load):
-        return Outcome(State.APPLIED, "already")
+        return PatchResult(State.APPLIED, "already")
 
     def loading(self: Any) -> Any:
         _let_it_stop(_trainer_class())
@@ -63,7 +63,7 @@ def install(module: ModuleType) -> Outcome:
 
     handler.load_checkpoint = marked(loading, load)
     handler._load_dataloader_state = marked(load_data_within_an_epoch, load_data)
-    return Outcome(State.APPLIED)
+    return PatchResult(State.APPLIED)
 
 
 def _trainer_class() -> Any:

@@ -18,48 +18,12 @@ from pathlib import Path
 
 # Names in verl's V1 trainer; the unit of a value is named where it is not a plain number
 GLOBAL_STEP = "training/global_step"
-EPOCH = "training/epoch"
 REWARD = "critic/score/mean"
-REWARD_MAX = "critic/score/max"
-REWARD_MIN = "critic/score/min"
-ADVANTAGE_MAX = "critic/advantages/max"
-ADVANTAGE_MIN = "critic/advantages/min"
-RESPONSE_LENGTH = "response_length/mean"  # tokens
-RESPONSE_LENGTH_MAX = "response_length/max"  # tokens
-RESPONSE_AT_BATCH_MAX = "response_length/clip_ratio"  # share as long as the longest of the batch; NOT "hit the limit"
-RESPONSE_ABORTED = "response/aborted_ratio"
-PROMPT_LENGTH = "prompt_length/mean"  # tokens
 STEP_TIME = "timing_s/step"  # seconds: generation, update, save and weight sync; without validation
-STEP_TIME_PERF = "perf/time_per_step"  # seconds, the same value
 GENERATION_TIME = "timing_s/gen"  # seconds
-OLD_LOG_PROB_TIME = "timing_s/old_log_prob"  # seconds
-REFERENCE_TIME = "timing_s/ref"  # seconds
-UPDATE_TIME = "timing_s/update_actor"  # seconds
 SAVE_TIME = "timing_s/save_checkpoint"  # seconds
 WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
-VALIDATION_TIME = "timing_s/testing"  # seconds
-THROUGHPUT = "perf/throughput"  # tokens per second and GPU
-TOTAL_TOKENS = "perf/total_num_tokens"
-ACTOR_MFU = "perf/mfu/actor"
-ENTROPY = "actor/entropy"
-POLICY_LOSS = "actor/pg_loss"
-CLIP_FRACTION = "actor/pg_clipfrac"
-KL = "actor/ppo_kl"
-GRAD_NORM = "actor/grad_norm"
-LEARNING_RATE = "actor/lr"
-# Memory of the ranks that return outputs, i.e. the last pipeline stage; the first stage's peak is in none of them.
-GPU_MEMORY_PEAK = "actor/perf/max_memory_allocated_gb"  # GiB
-GPU_MEMORY_RESERVED = "actor/perf/max_memory_reserved_gb"  # GiB
-HOST_MEMORY = "actor/perf/cpu_memory_used_gb"  # GiB
-ROLLOUT_PEARSON = "training/rollout_actor_probs_pearson_corr"  # needs rollout.calculate_log_probs
-ROLLOUT_DIFF_MAX = "training/rollout_probs_diff_max"
-VALIDATION_PREFIX = "val-core/"
 SFT_LOSS = "train/loss"
-SFT_GRAD_NORM = "train/grad_norm"
-SFT_LEARNING_RATE = "train/lr"
-SFT_MFU = "train/mfu"
-SFT_TOKENS = "train/global_tokens"
-SFT_VALIDATION_LOSS = "val/loss"
 
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 _TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")

@@ -16,7 +16,7 @@ from dsv4kit.sandbox.host import changes, require_root
 from dsv4kit.sandbox.network import Network, controller_address
 from dsv4kit.sandbox.node import Node
 from dsv4kit.sandbox.packages import require_packages
-from dsv4kit.sandbox.spec import Layout, SandboxSpec, default_root
+from dsv4kit.sandbox.spec import SandboxPaths, SandboxSpec, default_root
 from dsv4kit.sandbox.state import make_directories, read_record, write_record
 from dsv4kit.sandbox.status import NodeStatus, SandboxStatus
 from dsv4kit.sandbox.teardown import cgroup_root, tear_down
@@ -65,7 +65,7 @@ class Sandbox:
     @classmethod
     def load(cls, name: str = "default", root: Path | None = None) -> Sandbox | None:
         """The sandbox of that name if it came up and was not taken down since; its daemons may have died."""
-        layout = Layout(name, root or default_root())
+        layout = SandboxPaths(name, root or default_root())
         record = read_record(layout)
         return None if record is None else cls(*record)
 
@@ -82,7 +82,7 @@ class Sandbox:
         """Remove a sandbox in whatever state it is; False when there was nothing to remove. See `tear_down`."""
         require_root()
         with changes():
-            return tear_down(Layout(name, root or default_root()), wipe=wipe)
+            return tear_down(SandboxPaths(name, root or default_root()), wipe=wipe)
 
     def down(self, *, wipe: bool = False) -> None:
         """Take this sandbox down; logs and job numbers stay unless `wipe`."""

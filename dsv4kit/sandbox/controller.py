@@ -11,7 +11,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.sandbox import processes
 from dsv4kit.sandbox.config import CONTROLLER
 from dsv4kit.sandbox.host import last_line, must, poll, run, system_env
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 MUNGED, SLURMCTLD = "munged", "slurmctld"
 _START_DEADLINE_S = 15
@@ -21,12 +21,12 @@ _NODES_READY_DEADLINE_S = 30
 READY = {"idle", "mixed", "allocated"}
 
 
-def client_env(layout: Layout) -> dict[str, str]:
+def client_env(layout: SandboxPaths) -> dict[str, str]:
     """What Slurm's commands need to find this cluster."""
     return {"SLURM_CONF": str(layout.slurm_conf)}
 
 
-def start_munged(layout: Layout) -> None:
+def start_munged(layout: SandboxPaths) -> None:
     key = layout.state_dir / "munge" / "munge.key"
     if not key.exists():
         key.touch(mode=0o600)
@@ -43,7 +43,7 @@ def start_munged(layout: Layout) -> None:
     must(argv, env=system_env(processes.mark(layout, MUNGED)))
 
 
-def start_slurmctld(layout: Layout, address: str, port: int) -> None:
+def start_slurmctld(layout: SandboxPaths, address: str, port: int) -> None:
     """Start slurmctld and wait until it listens."""
     script = layout.state_dir / "bin" / "controller_init.sh"
     argv = ["unshare", "--uts", "--mount", "--propagation", "private", str(script), CONTROLLER]
@@ -62,7 +62,7 @@ def start_slurmctld(layout: Layout, address: str, port: int) -> None:
         raise UserError(f"slurmctld of sandbox {layout.name} did not start: {last_line(log)} ({log})")
 
 
-def stop_slurmctld(layout: Layout) -> None:
+def stop_slurmctld(layout: SandboxPaths) -> None:
     """End slurmctld so that it saves its state; after the deadline the hard way."""
     found = processes.find(layout, SLURMCTLD)
     for process in found:
@@ -71,7 +71,7 @@ def stop_slurmctld(layout: Layout) -> None:
     processes.kill_all(layout, SLURMCTLD)
 
 
-def is_alive(layout: Layout) -> bool:
+def is_alive(layout: SandboxPaths) -> bool:
     """True while both daemons run."""
     return {MUNGED, SLURMCTLD} <= {process.role for process in processes.find(layout)}
 
@@ -84,13 +84,13 @@ def listens(address: str, port: int) -> bool:
     return True
 
 
-def node_states(layout: Layout) -> dict[str, str]:
+def node_states(layout: SandboxPaths) -> dict[str, str]:
     """Node name -> state as sinfo prints it (`idle`, `down*`, ...); empty while the controller does not answer."""
     done = run(["sinfo", "-h", "-N", "-o", "%N %T"], env=system_env(client_env(layout)), timeout_s=60)
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines()) if done.returncode == 0 else {}
 
 
-def wait_ready(layout: Layout, nodes: list[str]) -> None:
+def wait_ready(layout: SandboxPaths, nodes: list[str]) -> None:
     """Wait until Slurm can start jobs on all of `nodes`."""
     states: dict[str, str] = {}
 
@@ -105,7 +105,7 @@ def wait_ready(layout: Layout, nodes: list[str]) -> None:
         )
 
 
-def cancel_jobs(layout: Layout) -> None:
+def cancel_jobs(layout: SandboxPaths) -> None:
     """Cancel every job, so that none starts by itself when the sandbox comes up the next time."""
     # A controller that does not answer is about to be killed anyway.
     with contextlib.suppress(UserError):

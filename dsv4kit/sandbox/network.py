@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.host import mount_points, must, run
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 # The first range is private and little used; the second is set aside for network tests (RFC 2544).
 RANGES = (IPv4Network("10.77.0.0/16"), IPv4Network("198.18.0.0/16"))
@@ -43,7 +43,7 @@ def used_networks() -> Iterator[IPv4Network]:
 class Network:
     """The links and network namespaces of one sandbox, known by its tag."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: SandboxPaths) -> None:
         self.tag = layout.tag
         self.switch = f"{layout.tag}-switch"
 

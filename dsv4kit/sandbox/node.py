@@ -12,7 +12,7 @@ from dsv4kit.sandbox import processes
 from dsv4kit.sandbox.host import last_line, must, poll, system_env
 from dsv4kit.sandbox.network import Network
 from dsv4kit.sandbox.processes import Process
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 POWER_ON_DEADLINE_S = 20
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
@@ -21,7 +21,7 @@ NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 class Node:
     """A node of the sandbox; it need not be running."""
 
-    def __init__(self, layout: Layout, name: str) -> None:
+    def __init__(self, layout: SandboxPaths, name: str) -> None:
         self.layout = layout
         self.name = name
 

@@ -18,11 +18,6 @@ PROGRAMS = {
 }
 
 
-def missing_packages() -> list[str]:
-    """Names of the packages whose programs are not on this machine, sorted."""
-    return packages.missing(PROGRAMS)
-
-
 def require_packages() -> None:
     """Install what is missing with apt-get (the caller is root), or say in one line what to install."""
     packages.require(PROGRAMS, "the sandbox")

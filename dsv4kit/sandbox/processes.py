@@ -14,13 +14,13 @@ from pathlib import Path
 
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.host import poll
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 STATE_VARIABLE = "DSV4KIT_SANDBOX_STATE"
 ROLE_VARIABLE = "DSV4KIT_SANDBOX_ROLE"
 
 
-def mark(layout: Layout, role: str) -> dict[str, str]:
+def mark(layout: SandboxPaths, role: str) -> dict[str, str]:
     """The environment variables a process of this sandbox is known by."""
     return {STATE_VARIABLE: str(layout.state_dir), ROLE_VARIABLE: role}
 
@@ -50,7 +50,7 @@ def is_gone(process: Process) -> bool:
     return stat is None or stat[0] in "ZX" or stat[1] != process.start_ticks
 
 
-def find(layout: Layout, role: str | None = None) -> list[Process]:
+def find(layout: SandboxPaths, role: str | None = None) -> list[Process]:
     """The live processes of this sandbox, of one role where given."""
     wanted = f"{STATE_VARIABLE}={layout.state_dir}".encode()
     found = []
@@ -110,7 +110,7 @@ def kill(processes: Iterable[Process], deadline_s: float = 10) -> None:
         raise UserError(f"processes {', '.join(left)} of the sandbox are still there {deadline_s:g} s after SIGKILL")
 
 
-def kill_all(layout: Layout, role: str | None = None) -> bool:
+def kill_all(layout: SandboxPaths, role: str | None = None) -> bool:
     """SIGKILL everything of this sandbox (of one role), also what was being started meanwhile; True when any was."""
     any_found = False
     while found := find(layout, role):

@@ -11,7 +11,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.run.files import write_text
 from dsv4kit.sandbox.host import mount_points, must
 from dsv4kit.sandbox.node import NAMESPACES, Node, same_directory, view
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 PRIVATE = (Path("/tmp"), Path("/run"), Path("/dev/shm"))
 
@@ -33,13 +33,13 @@ def pairs_for(path: Path) -> list[tuple[str, str]]:
     return [(str(source), str(target)) for target in dict.fromkeys((source, literal)) if is_private(target)]
 
 
-def recorded(layout: Layout) -> list[tuple[str, str]]:
+def recorded(layout: SandboxPaths) -> list[tuple[str, str]]:
     """The pairs that `node_init.sh` binds when a node is switched on."""
     fields = layout.shares.read_text().split("\0")[:-1] if layout.shares.exists() else []
     return list(zip(fields[::2], fields[1::2], strict=True))
 
 
-def record(layout: Layout, paths: Iterable[Path]) -> None:
+def record(layout: SandboxPaths, paths: Iterable[Path]) -> None:
     """Add the paths to the record; checked first, so that one wrong path changes nothing."""
     known = dict.fromkeys(recorded(layout))
     wanted = {**known, **dict.fromkeys(pair for path in paths for pair in pairs_for(path))}

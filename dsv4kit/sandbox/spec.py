@@ -67,8 +67,8 @@ class SandboxSpec:
         return self.memory_mb or max(64, host_memory_mb() // self.nodes)
 
     @property
-    def layout(self) -> Layout:
-        return Layout(self.name, self.root)
+    def layout(self) -> SandboxPaths:
+        return SandboxPaths(self.name, self.root)
 
 
 def check_name(name: str) -> None:
@@ -77,7 +77,7 @@ def check_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SandboxPaths:
     """Every path and name that belongs to one sandbox; all derive from its state directory."""
 
     name: str

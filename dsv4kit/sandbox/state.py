@@ -10,14 +10,14 @@ from pathlib import Path
 
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.host import must
-from dsv4kit.sandbox.spec import ROOT_VARIABLE, Layout, SandboxSpec
+from dsv4kit.sandbox.spec import ROOT_VARIABLE, SandboxPaths, SandboxSpec
 
 PUBLIC = ("etc", "log", "run", "nodes", "dev", "bin")
 PRIVATE = ("munge", "slurmctld")
 SCRIPTS = ("controller_init.sh", "node_init.sh", "epilog.sh")
 
 
-def make_directories(layout: Layout, gpus: int) -> None:
+def make_directories(layout: SandboxPaths, gpus: int) -> None:
     """Make the state directory with the scripts and the fake GPUs; unprivileged users may read all but secrets."""
     state = layout.state_dir
     if not layout.ownership.exists() and state.exists() and any(state.iterdir()):
@@ -39,12 +39,12 @@ def make_directories(layout: Layout, gpus: int) -> None:
         must(["mknod", "-m", "666", str(state / "dev" / f"gpu{i}"), "c", "1", "3"])
 
 
-def write_record(layout: Layout, spec: SandboxSpec, subnet: IPv4Network, proctrack: str) -> None:
+def write_record(layout: SandboxPaths, spec: SandboxSpec, subnet: IPv4Network, proctrack: str) -> None:
     record = {"spec": dataclasses.asdict(spec), "subnet": str(subnet), "proctrack": proctrack}
     layout.record.write_text(json.dumps(record, default=str, indent=1) + "\n")
 
 
-def read_record(layout: Layout) -> tuple[SandboxSpec, IPv4Network, str] | None:
+def read_record(layout: SandboxPaths) -> tuple[SandboxSpec, IPv4Network, str] | None:
     """(spec, subnet, proctrack) of a sandbox that came up; None without a record, or with one that was cut short."""
     try:
         record = json.loads(layout.record.read_text())

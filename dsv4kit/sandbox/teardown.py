@@ -10,15 +10,15 @@ from dsv4kit.sandbox import controller, processes
 from dsv4kit.sandbox.config import FREEZER
 from dsv4kit.sandbox.host import poll
 from dsv4kit.sandbox.network import Network
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 
-def cgroup_root(layout: Layout) -> Path:
+def cgroup_root(layout: SandboxPaths) -> Path:
     """Where the nodes' freezer cgroups are."""
     return FREEZER / layout.tag
 
 
-def tear_down(layout: Layout, *, wipe: bool = False) -> bool:
+def tear_down(layout: SandboxPaths, *, wipe: bool = False) -> bool:
     """End all processes, remove links, namespaces and cgroups; True when there was any of these.
 
     Logs, the munge key and slurmctld's state stay (job ids go on counting) unless `wipe`. Needs no record of what was

@@ -1,10 +1,10 @@
 """What verl's composed configuration has, kept between starts: composing takes Hydra a second.
 
-What is kept is enough to say yes where Hydra would: known keys get plain values. It never says no. Whatever is not
-plain (an unknown key, a table as a value, an interpolation) is for Hydra to judge, in its own words.
+The cache only accepts: an override that gives a plain value to a known key is checked here. Everything else (an unknown
+key, a table as a value, an interpolation) is left to Hydra, whose error message the user then sees.
 
-Kept in `<cache>/verl-config/`, named by the hash of everything it was made from: verl's files, Hydra, this module. A
-cache that cannot be read or written is no cache, and nothing worse.
+Kept in `<cache>/verl-config/`, named by the hash of everything it was made from: verl's files, Hydra, this module. If
+the cache cannot be read or written, Hydra composes as if there were none.
 """
 
 from __future__ import annotations

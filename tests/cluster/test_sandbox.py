@@ -20,7 +20,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.sandbox import controller, processes
 from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
 from dsv4kit.sandbox.host import mount_points, poll
-from dsv4kit.sandbox.spec import Layout
+from dsv4kit.sandbox.spec import SandboxPaths
 
 # Double fork and a session of its own, holding the step's output open: what a careless launcher leaves behind.
 DETACH = "(setsid sleep {0} &); setsid bash -c 'sleep {0} & wait' & echo started"
@@ -192,7 +192,7 @@ def test_command_line(sandbox: Sandbox, capfd: pytest.CaptureFixture[str]) -> No
     assert capfd.readouterr().out == "sandbox nothing: nothing to take down\n"
 
 
-def traces(layout: Layout) -> list[str]:
+def traces(layout: SandboxPaths) -> list[str]:
     """Everything on this machine that belongs to one sandbox."""
     found = [f"process {process}" for process in processes.find(layout)]
     for path in Path("/proc").glob("[0-9]*/cmdline"):

@@ -17,7 +17,7 @@ from dsv4kit.plugin.fidelity import FidelityError
 from dsv4kit.plugin.fidelity_hooks import refuse_unloadable
 from dsv4kit.plugin.megatron_optimizer import clipping_per_dtype, grad_norm_per_dtype, no_grad_main_params
 from dsv4kit.plugin.optimizer_probes import master_arrives, state_is_its_own
-from dsv4kit.plugin.patching import Outcome, State
+from dsv4kit.plugin.patching import PatchResult, State
 
 pytestmark = pytest.mark.usefixtures("one_rank", "gpu")
 
@@ -36,7 +36,7 @@ def as_on_a_gpu(upstream: None, monkeypatch: pytest.MonkeyPatch) -> None:
     clipping_per_dtype(clip_grads)
 
 
-PATCHES: dict[str, tuple[Callable[[Any], Outcome], Any]] = {
+PATCHES: dict[str, tuple[Callable[[Any], PatchResult], Any]] = {
     "order": (optimizer_state.order_params, distrib_optimizer),
     "dtypes": (optimizer_state.load_mixed_dtypes, hybrid_optimizer),
     "count": (optimizer_state.keep_step, distrib_optimizer),

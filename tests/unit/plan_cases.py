@@ -26,6 +26,11 @@ def geometry(name: str) -> ModelShape:
     return ModelShape(**{**values, "compress_ratios": tuple(values["compress_ratios"])})
 
 
+def first_layers(shape: ModelShape, layers: int) -> ModelShape:
+    """A proxy model: the first layers with embedding and head, without MTP."""
+    return shape._replace(num_layers=layers, mtp_layers=0, compress_ratios=shape.compress_ratios[:layers])
+
+
 def hardware(name: str) -> NodeKind:
     """A kind of node, from the file that ships."""
     return _hardware(schema.Hardware(**_yaml(HERE / "hardware" / f"{name}.yaml")["hardware"]))

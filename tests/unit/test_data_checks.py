@@ -93,7 +93,7 @@ def test_a_refusal_names_file_column_and_reason(name: str, recipe: str, expected
 
 def test_fewer_rows_than_a_batch() -> None:
     batch = Override("data.train_batch_size", 32, "SET data.train_batch_size")
-    assert "16 rows are no batch of 32" in report(DATA / "grpo.parquet", "grpo", batch).problems[0]
+    assert "16 rows are fewer than a batch of 32" in report(DATA / "grpo.parquet", "grpo", batch).problems[0]
 
 
 def test_a_reward_of_ones_own_knows_any_source() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from plan_cases import FLASH, PRO
+from plan_cases import FLASH, PRO, first_layers
 
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.rollout import kv_bytes_per_token
@@ -32,7 +32,7 @@ def test_flash_export_is_156_gb():
 
 def test_a_proxy_of_four_layers_weighs_55_gib_quantised():
     """`du -h` showed 56G for such a checkpoint: it rounds up."""
-    proxy = geo.totals(PRO.truncated(4))
+    proxy = geo.totals(first_layers(PRO, 4))
     assert proxy.released_bytes / 2**30 == pytest.approx(55.2, abs=0.1)
     assert 2 * proxy.main / 1e9 == pytest.approx(209.7, abs=0.1)
 

@@ -373,7 +373,7 @@ class TestMake:
         monkeypatch.setattr(building, "choose", choose)
 
     def make(self, out: Path | None = None) -> building.Built:
-        return building.make(building.Request("cpu", out=out), Progress(print))
+        return building.make(building.BuildRequest("cpu", out=out), Progress(print))
 
     def test_one_that_is_there_is_used_again_without_any_engine(self, tmp_path: Path) -> None:
         with building._context(

@@ -77,7 +77,7 @@ def test_the_run_is_set_up_for_the_verl_inside(image: Image, capsys: pytest.Capt
     ("changes", "message"),
     [
         ({"hardware": "h100"}, "built for HW=h100, whose kernels cpu does not run"),
-        ({"profiles": ["sft-tiny-cpu"]}, "it was made for sft-tiny-cpu; grpo-tiny-cpu is none of these"),
+        ({"profiles": ["sft-tiny-cpu"]}, "it was built for sft-tiny-cpu, and not for grpo-tiny-cpu"),
         ({"features": {"verl": "nightly"}}, "engine.verl='nightly': unknown"),
         ({"format": 0}, "its manifest has format 0"),
     ],

@@ -66,7 +66,7 @@ def test_values_that_are_no_numbers_are_left_out_and_not_a_number_is_none(tmp_pa
 def test_two_lines_of_one_step_are_put_together(tmp_path: Path) -> None:
     """SFT logs the validation loss of a step on a line of its own."""
     path = write(tmp_path / "m.jsonl", line(4, train__loss=1.0), line(5, train__loss=2.0), line(5, val__loss=3.0))
-    assert last_metrics(path) == StepMetrics(5, {metrics.SFT_LOSS: 2.0, metrics.SFT_VALIDATION_LOSS: 3.0})
+    assert last_metrics(path) == StepMetrics(5, {metrics.SFT_LOSS: 2.0, "val/loss": 3.0})
     assert read_metrics(path)[-1] == last_metrics(path)
 
 
@@ -86,10 +86,10 @@ def test_a_first_validation_after_a_resume_does_not_wipe_out_the_step() -> None:
 
 def test_only_what_two_equal_trainings_share_is_compared() -> None:
     one = {
-        metrics.REWARD: 0.5, metrics.GRAD_NORM: None, metrics.STEP_TIME: 1.0, metrics.THROUGHPUT: 2.0,
-        metrics.GPU_MEMORY_PEAK: 3.0, "timing_per_token_ms/gen": 1.0, metrics.SFT_MFU: 0.4,
+        metrics.REWARD: 0.5, "actor/grad_norm": None, metrics.STEP_TIME: 1.0, "perf/throughput": 2.0,
+        "actor/perf/max_memory_allocated_gb": 3.0, "timing_per_token_ms/gen": 1.0, "train/mfu": 0.4,
     }  # fmt: skip
-    assert non_timing(one) == {metrics.REWARD: 0.5, metrics.GRAD_NORM: None}
+    assert non_timing(one) == {metrics.REWARD: 0.5, "actor/grad_norm": None}
     assert differing(one, {**one, metrics.STEP_TIME: 9.0}) == []
     assert differing(one, {**one, metrics.REWARD: 0.6, "actor/new": 1.0}) == ["actor/new", metrics.REWARD]
 

@@ -12,22 +12,22 @@ from types import ModuleType
 import pytest
 
 from dsv4kit.plugin import patching
-from dsv4kit.plugin.patching import Outcome, Patch, PatchError, Registry, State, attribute, marked, original_of
+from dsv4kit.plugin.patching import Patch, PatchError, PatchResult, Registry, State, attribute, marked, original_of
 
 CALLS: list[str] = []
 
 
-def patch_it(module: ModuleType) -> Outcome:
+def patch_it(module: ModuleType) -> PatchResult:
     CALLS.append(module.__name__)
     module.value = "patched"  # type: ignore[attr-defined]
-    return Outcome(State.APPLIED, "done")
+    return PatchResult(State.APPLIED, "done")
 
 
-def not_needed(_module: ModuleType) -> Outcome:
-    return Outcome(State.NOT_NEEDED, "upstream has it")
+def not_needed(_module: ModuleType) -> PatchResult:
+    return PatchResult(State.NOT_NEEDED, "upstream has it")
 
 
-def refuse(module: ModuleType) -> Outcome:
+def refuse(module: ModuleType) -> PatchResult:
     attribute(module, "gone")
     raise AssertionError("attribute() raises")
 

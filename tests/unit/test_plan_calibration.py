@@ -14,8 +14,7 @@ from dsv4kit.config.loading import SITES
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.fitted.calibrated import PUBLISHED
-from dsv4kit.plan.fitted.calibration import calibrate, compare
-from dsv4kit.plan.fitted.measured import observe
+from dsv4kit.plan.fitted.calibration import calibrate
 from dsv4kit.plan.fitted.site_constants import coefficients_for, path_of
 
 MIB = 2**20
@@ -163,13 +162,3 @@ def test_a_site_that_is_a_file_has_the_constants_of_its_name(tmp_path, capsys):
     site.write_text((SITES / "example-gb200-pyxis.yaml").read_text().replace("name: example-gb200-pyxis", "name: rack"))
     assert main.run(["plan", "--hw=gb200", f"--site={site}", "--explain"]) == 0
     assert "fitted at rack (runs first)" in capsys.readouterr().out
-
-
-def test_predicted_beside_measured(tmp_path):
-    run = make_run(tmp_path / "run", PRO_H100, 89, 0, 5)
-    add_metrics(run, [step(2583.0), step(686.0)])
-    rows = {row.what: row for row in compare(evaluate(PRO_H100, BUILT_IN), observe(run))}
-    assert rows["host memory, fullest node"].measured == pytest.approx(
-        rows["host memory, fullest node"].predicted, rel=0.01
-    )
-    assert rows["steady step"].measured == 686

@@ -11,7 +11,7 @@ import pytest
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox.config import Facts, parse_version, render
 from dsv4kit.sandbox.network import RANGES, choose_subnet
-from dsv4kit.sandbox.spec import ROOT_VARIABLE, Layout, Proctrack, SandboxSpec
+from dsv4kit.sandbox.spec import ROOT_VARIABLE, Proctrack, SandboxPaths, SandboxSpec
 
 SUBNET = IPv4Network("10.77.5.0/24")
 
@@ -49,13 +49,13 @@ def test_a_root_that_slurm_conf_cannot_hold_is_refused(root: str, monkeypatch: p
 
 def test_a_root_too_long_for_a_socket_is_refused_with_the_excess() -> None:
     room = 107 - len("/a/run/munge.sock") - 1
-    assert len(str(Layout("a", Path("/" + "x" * room)).munge_socket)) == 107
+    assert len(str(SandboxPaths("a", Path("/" + "x" * room)).munge_socket)) == 107
     with pytest.raises(UserError, match="3 bytes too long"):
-        Layout("a", Path("/" + "x" * (room + 3)))
+        SandboxPaths("a", Path("/" + "x" * (room + 3)))
 
 
 def test_names_are_short_and_differ_by_root_and_name() -> None:
-    layouts = [Layout(name, Path(root)) for name in ("default", "x" * 24) for root in ("/a", "/b")]
+    layouts = [SandboxPaths(name, Path(root)) for name in ("default", "x" * 24) for root in ("/a", "/b")]
     tags = {layout.tag for layout in layouts}
     assert len(tags) == 4
     assert all(len(tag) <= 15 for tag in tags)

@@ -17,35 +17,35 @@ from dsv4kit.cli import sandbox as cli
 from dsv4kit.errors import UserError
 from dsv4kit.sandbox import host, packages, processes, shares
 from dsv4kit.sandbox.cluster import Sandbox
-from dsv4kit.sandbox.spec import Layout, SandboxSpec
+from dsv4kit.sandbox.spec import SandboxPaths, SandboxSpec
 from dsv4kit.sandbox.state import make_directories, read_record
 from dsv4kit.sandbox.status import NodeStatus, SandboxStatus
 from dsv4kit.sandbox.teardown import tear_down
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout("t", tmp_path)
+def layout(tmp_path: Path) -> SandboxPaths:
+    return SandboxPaths("t", tmp_path)
 
 
 @pytest.fixture
-def child(layout: Layout) -> Iterator[subprocess.Popen[bytes]]:
+def child(layout: SandboxPaths) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, **processes.mark(layout, "node1")}
     with subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE) as started:
         yield started
         started.kill()
 
 
-def test_processes_are_found_by_their_mark(layout: Layout, child: subprocess.Popen[bytes]) -> None:
+def test_processes_are_found_by_their_mark(layout: SandboxPaths, child: subprocess.Popen[bytes]) -> None:
     # The mark of another sandbox whose directory starts with the same letters is not ours.
-    longer = Layout("t2", layout.root)
+    longer = SandboxPaths("t2", layout.root)
     assert host.poll(lambda: [p.pid for p in processes.find(layout)] == [child.pid], 5)
     assert [p.pid for p in processes.find(layout, "node1")] == [child.pid]
     assert processes.find(layout, "node2") == []
     assert processes.find(longer) == []
 
 
-def test_a_zombie_counts_as_gone_and_is_not_found(layout: Layout, child: subprocess.Popen[bytes]) -> None:
+def test_a_zombie_counts_as_gone_and_is_not_found(layout: SandboxPaths, child: subprocess.Popen[bytes]) -> None:
     assert host.poll(lambda: bool(processes.find(layout)), 5)
     (process,) = processes.find(layout)
     assert not processes.is_gone(process)
@@ -56,7 +56,7 @@ def test_a_zombie_counts_as_gone_and_is_not_found(layout: Layout, child: subproc
     assert not processes.kill_all(layout)
 
 
-def test_a_reused_pid_is_another_process_and_not_signalled(layout: Layout, child: subprocess.Popen[bytes]) -> None:
+def test_a_reused_pid_is_another_process_and_left_alone(layout: SandboxPaths, child: subprocess.Popen[bytes]) -> None:
     assert host.poll(lambda: bool(processes.find(layout)), 5)
     (process,) = processes.find(layout)
     earlier = dataclasses.replace(process, start_ticks=process.start_ticks - 1)
@@ -65,7 +65,7 @@ def test_a_reused_pid_is_another_process_and_not_signalled(layout: Layout, child
     assert child.poll() is None
 
 
-def test_shares_are_recorded_once_and_with_any_name(layout: Layout, tmp_path: Path) -> None:
+def test_shares_are_recorded_once_and_with_any_name(layout: SandboxPaths, tmp_path: Path) -> None:
     layout.shares.parent.mkdir(parents=True)
     odd = tmp_path / "two words\nand a line"
     odd.mkdir()
@@ -86,14 +86,14 @@ def test_only_private_paths_need_sharing() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"spec": {"nodes": 0}}', '{"spec": {"unknown": 1}, "subnet": ""}'])
-def test_a_record_cut_short_counts_as_none(text: str, layout: Layout) -> None:
+def test_a_record_cut_short_counts_as_none(text: str, layout: SandboxPaths) -> None:
     layout.state_dir.mkdir()
     assert read_record(layout) is None
     layout.record.write_text(text)
     assert read_record(layout) is None
 
 
-def test_a_directory_that_is_no_sandbox_is_left_alone(layout: Layout) -> None:
+def test_a_directory_that_is_no_sandbox_is_left_alone(layout: SandboxPaths) -> None:
     for name in ("bin", "run"):
         (layout.state_dir / name).mkdir(parents=True)
         (layout.state_dir / name / "precious").touch()
@@ -109,7 +109,7 @@ def test_a_directory_that_is_no_sandbox_is_left_alone(layout: Layout) -> None:
 
 def test_directories_are_readable_whatever_the_umask(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)
-    layout = Layout("t", tmp_path / "new" / "root")
+    layout = SandboxPaths("t", tmp_path / "new" / "root")
     before = os.umask(0o077)
     try:
         make_directories(layout, gpus=0)
@@ -130,7 +130,6 @@ def test_without_root_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages_are_named_where_they_cannot_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path: None if name in ("slurmd", "apt-get") else name)
-    assert packages.missing_packages() == ["slurmd"]
     with pytest.raises(UserError, match="the sandbox needs slurmd"):
         packages.require_packages()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SWA, CSA, HCA = 0, 4, 128
-KIND_NAMES = {SWA: "SWA", CSA: "CSA", HCA: "HCA"}
 
 # Bytes per parameter of the released model: dense matrices FP8 with 128x128 scales, routed experts MXFP4 with a scale
 # byte per 32, router, compressors, embedding and head bf16, hyper-connections fp32.
@@ -38,10 +37,6 @@ class ModelShape(NamedTuple):
     sliding_window: int
     hyper_connections: int
     vocab_size: int
-
-    def truncated(self, layers: int) -> ModelShape:
-        """The first `layers` layers with embedding and head, without MTP: a proxy model."""
-        return self._replace(num_layers=layers, mtp_layers=0, compress_ratios=self.compress_ratios[:layers])
 
     @property
     def layer_ratios(self) -> tuple[int, ...]:

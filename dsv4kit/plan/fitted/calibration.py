@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 import yaml
 
@@ -27,15 +26,6 @@ from dsv4kit.plan.fitted.site_constants import path_of, read_runs
 from dsv4kit.run.files import write_text
 
 _GPU_MEMORY_NUMA_NODES = range(64)
-
-
-class Compared(NamedTuple):
-    """One predicted number beside the measured one."""
-
-    what: str
-    unit: str
-    predicted: float
-    measured: float
 
 
 def calibrate(run_dir: Path, question: Question, site: str) -> tuple[Mapping[str, float], Path]:
@@ -129,26 +119,3 @@ def _fit_times(plan: Plan, observation: Observation) -> dict[str, float]:
     values[f"train_pipeline_reference.{hardware}"] = pipeline_work(q, plan.memory.shares)
     values[f"train_state_reference.{hardware}"] = max(share.state for share in plan.memory.shares)
     return values
-
-
-def compare(plan: Plan, observation: Observation) -> tuple[Compared, ...]:
-    """Predicted beside measured, for the report."""
-    rows = []
-    memory, times = plan.memory, observation.times
-    if observation.peaks:
-        hosts = [peaks.host_gb for peaks in observation.peaks]
-        fullest = memory.fullest_node.physical_gb
-        rows.append(Compared("host memory, fullest node", "GB", fullest, max(hosts)))
-        rows.append(Compared("host memory, emptiest node", "GB", min(n.physical_gb for n in memory.nodes), min(hosts)))
-    gpus = [peaks.gpu_gib for peaks in observation.peaks if peaks.gpu_gib is not None]
-    if gpus:
-        rows.append(Compared("GPU memory, fullest", "GiB", memory.fullest_stage.need_gib, max(gpus)))
-    if times:
-        rows.append(Compared("steady step", "s", plan.step.steady_s, times.steady_s))
-        if times.first_s is not None:
-            rows.append(Compared("first step", "s", plan.step.first_s, times.first_s))
-        if times.generation_s is not None:
-            rows.append(Compared("generation", "s", plan.step.generation_s, times.generation_s))
-        if times.update_weights_s is not None:
-            rows.append(Compared("weight update", "s", plan.step.update_weights_s, times.update_weights_s))
-    return tuple(rows)

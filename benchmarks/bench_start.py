@@ -15,8 +15,9 @@ from benchmarks.measure import Benchmark
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.image import render as dockerfiles
 from dsv4kit.image import stack
-from dsv4kit.launch.render import SegmentScript, environment
+from dsv4kit.launch.render import SegmentScript
 from dsv4kit.run.directory import RunDir
+from dsv4kit.templates import environment
 from dsv4kit.verl_keys import compose, overrides
 
 KIT = str(Path(sys.executable).with_name("dsv4kit"))
@@ -51,7 +52,7 @@ def benchmarks(scratch: Path) -> Iterator[Benchmark]:
 
 def _dockerfile() -> None:
     stack.stacks.cache_clear()
-    dockerfiles.environment.cache_clear()
+    environment.cache_clear()
     dockerfiles.render("gb200")
 
 

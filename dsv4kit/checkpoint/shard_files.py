@@ -19,6 +19,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.checkpoint import safetensors_header
+
 FileSizes = dict[str, int]
 """Path below a directory, with `/` -> bytes."""
 
@@ -98,17 +100,14 @@ def safetensors_problem(path: Path, size: int) -> str | None:
     """Why `path` cannot be a whole safetensors file, or None: its header states where the last tensor ends."""
     if size == 0:
         return "is empty"
-    with open(path, "rb") as file:
-        prefix = file.read(8)
-        header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if header_bytes > size - 8:
-            return f"is cut short ({size} bytes)"
-        try:
-            header = json.loads(file.read(header_bytes))
-            ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            return "has a damaged safetensors header"
-    whole = 8 + header_bytes + max(ends, default=0)
+    try:
+        entries, base, _ = safetensors_header.read(path)
+        places = [entry["data_offsets"] for name, entry in entries.items() if name != safetensors_header.METADATA]
+        whole = base + max((int(place[1]) for place in places), default=0)
+    except safetensors_header.CutShortError:
+        return f"is cut short ({size} bytes)"
+    except (ValueError, TypeError, KeyError, IndexError):
+        return "has a damaged safetensors header"
     return None if whole == size else f"has {size} bytes, its header says {whole}"
 
 

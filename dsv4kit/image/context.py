@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4kit import libraries
 from dsv4kit.config.loading import hardware_of
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Hardware
@@ -23,7 +24,6 @@ from dsv4kit.image.stack import Stack, stack_for
 
 # Of the kit: all that checks and trains; of its libraries: what the agents are started with.
 _KIT = ("dsv4kit", "containers/chat-templates")
-_LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
 # Whatever builds on this machine alone needs no digest: it is the user's own.
 _LOCAL = "localhost/"
 # 1 January 1980, the earliest a zip can hold.
@@ -193,15 +193,7 @@ def _copy_kit(destination: Path) -> None:
     ignore = shutil.ignore_patterns("__pycache__", "*.pyc", "test_*")
     for name in _KIT:
         shutil.copytree(ROOT / name, destination / name, ignore=ignore)
-    for name in _LIBRARIES:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None:
-            raise UserError(f"{name}: not installed; run `make setup`")
-        source = Path(spec.origin)
-        if source.name == "__init__.py":
-            shutil.copytree(source.parent, destination / name, ignore=ignore)
-        else:
-            shutil.copy2(source, destination)
+    libraries.copy_to(destination, functools.partial(shutil.copytree, ignore=ignore))
 
 
 def _same_whenever_it_is_written(directory: Path) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections.abc import Mapping
 
-import jinja2
-
 from dsv4kit.config.loading import hardware_of
-from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Hardware
 from dsv4kit.image.stack import GitSource, Stack, stack_for
+from dsv4kit.templates import environment
 
 # CUDA's name of a platform's directories.
 _CUDA_TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
@@ -19,20 +16,6 @@ _CUDA_TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 
 def _of_role(sources: Mapping[str, GitSource], role: str) -> dict[str, GitSource]:
     return {name: source for name, source in sources.items() if source.role == role}
-
-
-@functools.cache
-def environment() -> jinja2.Environment:
-    """An unknown variable is an error, never an empty text."""
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ROOT / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["of_role"] = _of_role
-    return made
 
 
 def architecture_of(hardware: Hardware) -> str:
@@ -62,6 +45,7 @@ def render_stack(hardware: Hardware, stack: Stack) -> str:
         .render(
             hardware=hardware,
             stack=stack,
+            of_role=_of_role,
             gpu=hardware.device == "cuda",
             architecture=architecture_of(hardware),
             base_image=f"{base.image}@{base.digest}" if base.digest else "",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import shutil
 from pathlib import Path
 
+from dsv4kit import libraries
 from dsv4kit.config.paths import ROOT
 
 # The standard library (and submitit) is all they import.
@@ -17,7 +17,6 @@ _PACKAGES = ("checkpoint", "node", "plugin", "run")
 IMAGE_MOUNT = ".image"
 # Where Python looks for it: beside the packages, not in one.
 FIRST = "sitecustomize.py"
-_LIBRARIES = ("submitit", "cloudpickle", "typing_extensions")
 
 
 def freeze(destination: Path) -> None:
@@ -29,15 +28,7 @@ def freeze(destination: Path) -> None:
     for name in _PACKAGES:
         _copy(ROOT / "dsv4kit" / name, package / name)
     (package / "node" / FIRST).rename(destination / FIRST)
-    for name in _LIBRARIES:
-        spec = importlib.util.find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        source = Path(spec.origin)
-        if source.name == "__init__.py":
-            _copy(source.parent, destination / name)
-        else:
-            shutil.copy2(source, destination)
+    libraries.copy_to(destination, _copy)
 
 
 def renew(kit: Path, back: contextlib.ExitStack) -> None:

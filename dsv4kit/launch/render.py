@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-import jinja2
-
-from dsv4kit import quoting
 from dsv4kit.config import time_limit
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Settings
@@ -16,22 +12,8 @@ from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.run.directory import RunDir
+from dsv4kit.templates import environment
 from dsv4kit.verl_keys.overrides import checkpoint_dir
-
-
-@functools.cache  # with it a template is compiled once, and not for each segment
-def environment() -> jinja2.Environment:
-    """Jinja as all templates of the kit use it: an unknown variable is an error, never an empty text."""
-    loader = jinja2.FileSystemLoader(ROOT / "templates")
-    made = jinja2.Environment(
-        loader=loader,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters |= {"shell": quoting.shell, "sbatch": quoting.sbatch}
-    return made
 
 
 def conclude_text() -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsv4kit import hints
 from dsv4kit.checkpoint import inspection
 from dsv4kit.config.frozen import frozen_settings
 from dsv4kit.config.loading import Resolved
@@ -143,12 +144,10 @@ class Resumption:
         if state.state == "unknown":
             raise UserError(f"RUN={self.run.name}: whether it still goes on is not known: {state.reason}")
         if not state.over:
-            raise UserError(f"RUN={self.run.name}: is {state.state}; `make cancel RUN={self.run.name}` ends it first")
+            raise UserError(f"RUN={self.run.name}: is {state.state}; {_cancel(self.run)}")
         if live := self.slurm.live(self.run.job_name):  # of a submission that was killed before it could note its jobs
             jobs = ", ".join(live)
-            raise UserError(
-                f"RUN={self.run.name}: has jobs in the queue ({jobs}); `make cancel RUN={self.run.name}` ends it first"
-            )
+            raise UserError(f"RUN={self.run.name}: has jobs in the queue ({jobs}); {_cancel(self.run)}")
         start = state.saved_step if self.from_step is None else self.from_step
         if self.from_step:
             directory = Path(node_spec.read_as_dict(self.run)["checkpoint_dir"])
@@ -161,6 +160,10 @@ class Resumption:
         if start >= total:
             raise UserError(f"STEPS={total}: step {start} is saved already; a larger number goes on from there")
         return start
+
+
+def _cancel(run: RunDir) -> str:
+    return f"`{hints.command('cancel', RUN=run.name)}` ends it first"
 
 
 def _kits(frozen: Mapping[str, Any], new: bool) -> dict[str, tuple[str, str]]:

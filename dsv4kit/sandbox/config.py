@@ -11,7 +11,6 @@ from dsv4kit.sandbox.host import must
 from dsv4kit.sandbox.network import controller_address
 from dsv4kit.sandbox.spec import SandboxSpec
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 CONTROLLER = "controller"
 
@@ -45,11 +44,8 @@ def parse_version(text: str) -> tuple[int, int]:
 
 def render(spec: SandboxSpec, facts: Facts) -> dict[str, str]:
     """File name below `etc/` -> its text."""
-    import jinja2
+    from dsv4kit.templates import environment
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
     values = {
         "name": spec.name,
         "state_dir": spec.layout.state_dir,
@@ -64,7 +60,7 @@ def render(spec: SandboxSpec, facts: Facts) -> dict[str, str]:
         "memory_mb": spec.node_memory_mb,
     }
     names = ("slurm.conf", "gres.conf", "cgroup.conf")
-    files = {name: environment.get_template(f"{name}.j2").render(values) for name in names}
+    files = {name: environment().get_template(f"{name}.j2").render(values) for name in names}
     return {**files, "plugstack.conf": "", "hosts": hosts(spec, facts), "nsswitch.conf": nsswitch()}
 
 

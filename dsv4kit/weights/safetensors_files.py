@@ -1,24 +1,17 @@
-"""Safetensors files without torch: what is in one, and the copy of a part of it.
-
-The format: eight bytes with the length of a JSON header (little endian), the header with each tensor's type, shape and
-place in what follows, then the tensors' bytes without gaps.
-"""
+"""Safetensors files without torch: what is in one, and the copy of a part of it."""
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from dsv4kit.checkpoint import safetensors_header
+from dsv4kit.checkpoint.safetensors_header import LENGTH, METADATA
 from dsv4kit.errors import UserError
 
-_LENGTH = struct.Struct("<Q")
-# The reference implementation refuses longer headers.
-_LONGEST_HEADER = 100_000_000
-_METADATA = "__metadata__"
 _CHUNK = 16 * 2**20
 
 
@@ -48,20 +41,15 @@ class Shard(NamedTuple):
 def read_header(path: Path) -> Shard:
     """What is in the file. Raises UserError for one that is damaged, cut short or not there."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            start = file.read(_LENGTH.size)
-            (length,) = _LENGTH.unpack(start) if len(start) == _LENGTH.size else (0,)
-            if not 2 <= length <= min(_LONGEST_HEADER, size - _LENGTH.size):
-                raise UserError(f"{path}: not a safetensors file, or cut short at {size} bytes")
-            header = json.loads(file.read(length))
+        header, base, size = safetensors_header.read(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
+    except safetensors_header.CutShortError as error:
+        raise UserError(f"{path}: not a safetensors file, or cut short at {error}") from None
+    except ValueError:
         raise UserError(f"{path}: its safetensors header is damaged") from None
-    base = _LENGTH.size + length
     try:
-        metadata = dict(header.pop(_METADATA, {}))
+        metadata = dict(header.pop(METADATA, {}))
         tensors = [_tensor(name, entry, base) for name, entry in header.items()]
     except (AttributeError, TypeError, KeyError, ValueError, OverflowError):
         raise UserError(f"{path}: its safetensors header is damaged") from None
@@ -81,7 +69,7 @@ def _tensor(name: str, entry: Mapping[str, Any], base: int) -> Tensor:
 
 def copy_tensors(shard: Shard, wanted: Sequence[Tensor], destination: Path, name_of: Callable[[str], str]) -> None:
     """Writes a file with the `wanted` tensors of `shard` under new names; no more than a chunk is held in memory."""
-    header: dict[str, Any] = {_METADATA: dict(shard.metadata)} if shard.metadata else {}
+    header: dict[str, Any] = {METADATA: dict(shard.metadata)} if shard.metadata else {}
     place = 0
     for tensor in wanted:
         header[name_of(tensor.name)] = {
@@ -93,7 +81,7 @@ def copy_tensors(shard: Shard, wanted: Sequence[Tensor], destination: Path, name
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # so that the tensors are aligned, as the reference implementation has them
     with shard.path.open("rb") as source, destination.open("xb") as target:
-        target.write(_LENGTH.pack(len(text)) + text)
+        target.write(LENGTH.pack(len(text)) + text)
         for tensor in wanted:
             source.seek(tensor.begin)
             _copy(source, target, tensor.size)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from dsv4kit.config.paths import ROOT
 from dsv4kit.image import checks, render
 from dsv4kit.image.dockerfile import instructions
 from dsv4kit.image.stack import stacks
 
 BIN = Path(sys.executable).parent  # of the locked development environment
-HADOLINT = [BIN / "hadolint", "--config", Path(render.ROOT) / "containers" / "hadolint.yaml", "--no-color", "-"]
+HADOLINT = [BIN / "hadolint", "--config", ROOT / "containers" / "hadolint.yaml", "--no-color", "-"]
 VARIANTS = [(hardware, name) for name, stack in stacks().items() for hardware in stack.hardware]
 
 

@@ -26,13 +26,18 @@ ALLOWED = {
     "config": {"config", "errors", "yaml_text"},
     "plan": {"config", "errors", "plan", "text_table", "yaml_text", "run"},
     "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
-    "weights": {"errors", "weights"},
+    "weights": {"checkpoint", "errors", "weights"},
     "feasibility": {"config", "errors", "feasibility", "hints", "plan", "verl_keys", "weights"},
-    "image": {"config", "errors", "feasibility", "image", "locking", "packages", "verl_keys", "run"},
-    "sandbox": {"config", "errors", "hints", "launch", "locking", "packages", "sandbox", "text_table", "run"},
+    "image": {
+        *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "run", "templates"),
+        "verl_keys",
+    },
+    "sandbox": {
+        *("config", "errors", "hints", "launch", "locking", "packages", "run", "sandbox", "templates", "text_table"),
+    },
     "launch": {
         *("checkpoint", "config", "errors", "feasibility", "hints", "image", "launch", "node", "plan", "quoting"),
-        *("run", "verl_keys", "yaml_text"),
+        *("libraries", "run", "templates", "verl_keys", "yaml_text"),
     },
 }
 

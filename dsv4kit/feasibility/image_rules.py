@@ -45,7 +45,7 @@ def _manifest(manifest: Mapping[str, Any], readable_format: int, settings: Setti
     profiles = manifest.get("profiles", [])
     if _same_kernels(built_for, hardware) and built_for == hardware.name and settings.profile not in profiles:
         made_for = ", ".join(map(str, profiles)) or "no profile"
-        yield f"it was made for {made_for}; {settings.profile} is none of these"
+        yield f"it was built for {made_for}, and not for {settings.profile}"
 
 
 def _same_kernels(built_for: str, hardware: Hardware) -> bool:

@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     """The console script; it runs isolated (containers/isolate.sh), and so does what it starts."""
-    # What imports make lasts: to look for garbage among it every 700 objects is a sixth of the start of `plan`.
+    # What imports make lasts: to look for garbage among it every 700 objects costs `plan` a twelfth of its start.
     gc.set_threshold(50_000)
     for name in _OF_OTHER_PYTHONS:
         os.environ.pop(name, None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dsv4kit.config.paths import ROOT
 from dsv4kit.errors import UserError
-from dsv4kit.image.stack import NOT_ON_THE_INDEX, Stack, canonical, stacks
+from dsv4kit.image.stack import NOT_ON_THE_INDEX, WITHOUT_V4, Stack, canonical, stacks
 from dsv4kit.run.files import write_text
 
 DIRECTORY = ROOT / "containers" / "locks"
@@ -111,6 +111,8 @@ def problems(text: str) -> list[str]:
     for name, entry in entries(text):
         if name in NOT_ON_THE_INDEX:
             found.append(f"{name}: something else on the package index; take it from git, at a sha")
+        if name in WITHOUT_V4:
+            found.append(f"{name}: from the index it has no DeepSeek-V4; it comes from git, at a sha")
         if "==" not in entry.splitlines()[0]:
             found.append(f"{name}: no exact version")
         if "--hash=sha256:" not in entry:

@@ -19,6 +19,8 @@ _SHOWN = str(FILE.relative_to(ROOT))
 
 # On the package index these are something else: a web toolkit of 2013, and two empty releases.
 NOT_ON_THE_INDEX = ("apex", "deep-ep", "deep-gemm")
+# No release of these on the index trains DeepSeek-V4 (0.19.2 has no dsv4_hybrid), so none is ever installed from it.
+WITHOUT_V4 = ("megatron-core", "megatron-bridge")
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(\[[a-z0-9_,-]+\])?\Z")
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -55,6 +57,10 @@ def _from_index(names: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name!r} is no package name")
         if canonical(name) in NOT_ON_THE_INDEX:
             raise ValueError(f"{name!r} is something else on the package index; take it from git, at a sha")
+        if canonical(name) in WITHOUT_V4 and names[name].role != "dependencies":
+            raise ValueError(
+                f"{name!r} from the index has no DeepSeek-V4; `role: dependencies`, and a commit under git"
+            )
     return names
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from dsv4kit.errors import UserError
 from dsv4kit.image import locks
-from dsv4kit.image.stack import NOT_ON_THE_INDEX, Package, Stack, canonical, stacks
+from dsv4kit.image.stack import NOT_ON_THE_INDEX, WITHOUT_V4, Package, Stack, canonical, stacks
 
 LOCKED = [(name, arch) for name, stack in stacks().items() if stack.index for arch in locks.ARCHITECTURES]
 
@@ -74,7 +74,16 @@ def test_the_parts_are_the_lock_and_come_in_the_order_they_are_needed() -> None:
     names = {file: {name for name, _ in locks.entries(part)} for file, part in parts.items()}
     assert names["build.txt"] == {"ninja", "packaging", "pybind11", "setuptools", "wheel"}
     assert names["compiled.txt"] == {"transformer-engine-torch"}
-    assert {"torch", "vllm", "megatron-core"} <= names["packages.txt"]
+    assert {"torch", "vllm", "ray"} <= names["packages.txt"]
+
+
+@pytest.mark.parametrize(("name", "architecture"), LOCKED)
+@pytest.mark.parametrize("package", WITHOUT_V4)
+def test_no_lock_has_the_release_of_megatron_that_knows_no_dsv4(name: str, architecture: str, package: str) -> None:
+    text = locks.read(stacks()[name], architecture)
+    assert package not in {found for found, _ in locks.entries(text)}
+    planted = f"{text}{package.replace('-', '_')}==0.19.2 \\\n    --hash=sha256:{'0' * 64}\n"
+    assert any("has no DeepSeek-V4" in problem for problem in locks.problems(planted))
 
 
 @pytest.mark.parametrize("name", NOT_ON_THE_INDEX)

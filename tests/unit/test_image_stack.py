@@ -12,6 +12,7 @@ from dsv4kit.image import stack as module
 from dsv4kit.image.stack import NOT_ON_THE_INDEX, Stack, canonical, stack_for, stacks
 from dsv4kit.verl_keys.features import features_of
 
+FROM_INDEX = "    megatron-core:\n      version: 0.19.2\n      role: dependencies\n"
 MLA = "b7643bd54521f563b839b98289b5cd048c062ba2"
 
 
@@ -54,7 +55,16 @@ def test_p6_the_verl_of_grpo_has_to_have_both_fixes() -> None:
     features = features_of(grpo.verl)
     assert features.vllm_0_28
     assert features.offloaded_resume
-    assert (grpo.index["vllm"].version, grpo.index["megatron-bridge"].version) == ("0.29.0", "0.6.2")
+    assert grpo.index["vllm"].version == "0.29.0"
+
+
+def test_the_stacks_of_dsv4_take_megatron_and_bridge_as_one_published_pair_of_commits() -> None:
+    grpo, sft = stacks()["pro-grpo"].git, stacks()["flash-sft"].git
+    # Megatron-Bridge v0.6.0 and what its .dev.commit says.
+    assert grpo["megatron-core"].sha == "43e45e13074f36da68b34c7a189cd997a01d1b41"
+    assert grpo["megatron-bridge"].sha == "51885cf132b2814188b6855c25a8588254274c2a"
+    assert sft["megatron-core"].sha == "ed6b1f65502aec7f2fe27e14a1245c29e435c2a6"
+    assert sft["megatron-bridge"].sha == "3af343edc83e0352ca8c54acfb94766340fbfa2d"
 
 
 @pytest.mark.parametrize("name", sorted(stacks()))
@@ -82,6 +92,7 @@ def test_everything_has_a_reason_and_names_no_moving_thing(name: str) -> None:
         ("role: compile", "role: build", "role='build': none of install, compile"),
         ("    torch: {reason: everything}", "    torch: {}", "imports.torch.reason: not set"),
         ("url: https://github.com/deepseek-ai", "url: git@github.com:deepseek-ai", "git.flash-mla.url="),
+        (FROM_INDEX, FROM_INDEX.replace("dependencies", "install"), "pro-grpo: index=.*from the index has no"),
         ("locks: [cpu-torch.txt, cpu-runtime.lock]", "locks: []", "index={}: either packages of the index, or"),
         ("    fast-hadamard-transform: the index", "    vllm: the index", "never.*vllm is asked for under `index`"),
     ],

@@ -82,6 +82,24 @@ RUN set -eu; \
 
 # Sources without kernels of their own.
 FROM system AS sources
+# megatron-core: dev of 3 August 2026, which .dev.commit of Megatron-Bridge 0.6.0 names; a resume with the optimizer is
+# equal in both checkpoint formats, and of fd1121b8 fully_reshardable cannot be loaded (docs/fixes/optimizer-state.md).
+RUN set -eu; \
+    git init --quiet /src/megatron-core; \
+    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM 43e45e13074f36da68b34c7a189cd997a01d1b41; \
+    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
+    rm -rf /src/megatron-core/.git
+# megatron-bridge: tag v0.6.0, the series of the published GB200 runs (0.6.2, whose V4 provider is the same); all that
+# its provider sets is a field of Megatron-LM 43e45e13.
+RUN set -eu; \
+    git init --quiet /src/megatron-bridge; \
+    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 51885cf132b2814188b6855c25a8588254274c2a; \
+    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
+    rm -rf /src/megatron-bridge/.git
 # verl: #8234 (start rank, for vLLM from 0.28 on) and #8235 (resume of an offloaded optimizer); no release has both.
 ARG VERL_SHA
 RUN set -eu; \
@@ -107,7 +125,7 @@ RUN set -eu; \
     rm -rf /src/wheels
 COPY --from=sources /src /src
 RUN set -eu; \
-    pip install --no-deps --no-build-isolation /src/verl; \
+    pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge /src/verl; \
     mv /src/shas/* /opt/dsv4kit/shas/; \
     rm -rf /src
 
@@ -131,6 +149,8 @@ LABEL org.opencontainers.image.title="dsv4kit h100" \
       dsv4kit.stack="pro-grpo" \
       dsv4kit.git.fast-hadamard-transform="1cc807efbd6cc001df359822d60bf6052dd66859" \
       dsv4kit.git.flash-mla="b7643bd54521f563b839b98289b5cd048c062ba2" \
+      dsv4kit.git.megatron-core="43e45e13074f36da68b34c7a189cd997a01d1b41" \
+      dsv4kit.git.megatron-bridge="51885cf132b2814188b6855c25a8588254274c2a" \
       dsv4kit.git.verl="${VERL_SHA}" \
       dsv4kit.stack-hash="${STACK_HASH}"
 WORKDIR /opt/dsv4kit

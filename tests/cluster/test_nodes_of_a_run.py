@@ -87,9 +87,12 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
 def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_the_running_one(
     cluster: Cluster,
 ) -> None:
-    run = cluster.submit_sft("middle", ("env.STAND_IN_STEP_S", "1"))
+    gate = cluster.root / "middle-gate"
+    run = cluster.submit_sft("middle", ("env.STAND_IN_GATE", f"2:{gate}"))
     state = cluster.wait(run, lambda state: "import" in state.segments[0].seconds)
     cluster.slurm.cancel([state.segments[1].job_id])
+    time.sleep(2)
+    gate.touch()
     state = cluster.wait(run)
     assert [steps(state)[0], steps(state)[2]] == [(0, 2), (2, 4)]
     first, last = state.segments[0].job_id, state.segments[2].job_id
@@ -97,12 +100,14 @@ def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_
 
 
 def test_a_finished_segment_that_slurm_starts_again_leaves_the_running_one_alone(cluster: Cluster) -> None:
-    run = cluster.submit_sft("twice", ("env.STAND_IN_STEP_S", "1.5"))
+    gate = cluster.root / "twice-gate"
+    run = cluster.submit_sft("twice", ("env.STAND_IN_GATE", f"3:{gate}"))
     state = cluster.wait(run, lambda state: "import" in state.segments[1].seconds)
     cluster.slurm.run("scontrol", "requeue", state.segments[0].job_id)
     cluster.slurm.run("scontrol", "update", f"JobId={state.segments[0].job_id}", "Dependency=")
     rival = run.segment(1).path / "attempt-1" / "outcome.json"
     state = cluster.wait(run, lambda state: rival.exists() or state.over)
+    gate.touch()
     outcome = json.loads(rival.read_text())
     assert (outcome["end"], outcome["verdict"]) == (ends.ANOTHER_LIVE, "continue")
     assert f"job {state.segments[1].job_id} on node" in outcome["evidence"][0]

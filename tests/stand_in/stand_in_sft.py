@@ -1,6 +1,7 @@
 """Stands in for verl's SFT trainer under torchrun: one process per rank, SFT's checkpoint layout, the last rank logs.
 
 STAND_IN_FAULT="crash@STEP": the last rank dies there, once per run, and the others wait for it as in a collective.
+STAND_IN_GATE="STEP:FILE": the step begins when the file is there, however long that takes.
 """
 
 import json
@@ -39,6 +40,13 @@ def archive(path: Path, step: int) -> None:
     temporary.rename(path)
 
 
+def wait_at_gate(step: int) -> None:
+    """Until a test lets this step begin: what it arranges beside the run takes a different time on each machine."""
+    at, _, file = os.environ.get("STAND_IN_GATE", "").partition(":")
+    while at == str(step) and not Path(file).exists():
+        time.sleep(0.05)
+
+
 def main() -> int:
     """One rank's run, up to the last step."""
     directory = Path(argument("trainer.default_local_dir"))
@@ -51,6 +59,7 @@ def main() -> int:
     logs = Path(os.environ["VERL_FILE_LOGGER_PATH"])
     while step < total:
         step += 1
+        wait_at_gate(step)
         if os.environ.get("STAND_IN_FAULT") and (RANK == WORLD - 1):
             if due_fault(step, directory.parent / "fault-committed"):
                 print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", flush=True)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-# The verbs that are targets of the Makefile.
-TARGETS = frozenset({"submit", "plan", "doctor", "status", "logs", "resume", "cancel"})
+# The verbs that are targets of the Makefile, and what they are called there.
+TARGETS = {
+    **{verb: verb for verb in ("submit", "plan", "doctor", "status", "logs", "resume", "cancel")},
+    "image build": "image",
+    "prepare data": "data",
+}
 
 _by_make = False
 
@@ -20,7 +24,7 @@ def command(verb: str, **variables: object) -> str:
     """`make status RUN=x` for whoever calls make, else `dsv4kit status --run x`; make has no path to the program."""
     words = {name: str(value) for name, value in variables.items()}
     if _by_make and verb in TARGETS:
-        return " ".join(["make", verb, *(f"{name}={shlex.quote(value)}" for name, value in words.items())])
+        return " ".join(["make", TARGETS[verb], *(f"{name}={shlex.quote(value)}" for name, value in words.items())])
     program = ".venv/bin/dsv4kit" if _by_make else "dsv4kit"
     return " ".join([program, verb, *(_option(name, value) for name, value in words.items())])
 

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 def add_variables(parser: argparse.ArgumentParser, variables: Iterable[Variable]) -> None:
     """One option per variable; its value lands under the variable's lower-case name, None where it was not given."""
     for variable in variables:
-        kind: dict[str, object] = {"help": f"{variable.help} (make: {variable.name})", "dest": variable.name.lower()}
+        kind: dict[str, object] = {"help": f"{variable.help} (make: {variable.name})", "dest": variable.dest}
         if variable.flag:
             kind |= {"action": argparse.BooleanOptionalAction, "default": None}
         elif variable.many:

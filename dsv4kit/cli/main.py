@@ -29,6 +29,7 @@ VERBS = {
     "cancel": "end a run",
     "profiles": "list profiles, or show one",
     "schema": "JSON Schema of a settings file, for editors",
+    "prepare": "data in verl's columns",
     "proxy-weights": "the first layers of a released checkpoint, for a proxy run",
     "image": "container images: what is inside, how they are built",
     "sandbox": "a real Slurm cluster on this machine (needs root)",

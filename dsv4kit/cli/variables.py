@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dsv4kit.config.values import split_words
 from dsv4kit.errors import UserError, nearest
+from dsv4kit.hints import TARGETS
 
 # The Makefile hands over the variables of its command line in these: the names, and each value as it was typed.
 NAMES = "DSV4KIT_MAKE_VARIABLES"
@@ -28,6 +29,11 @@ class Variable(NamedTuple):
     many: bool = False
     listed: bool = False
     separator: str | None = None
+
+    @property
+    def dest(self) -> str:
+        """Where its value is found; `from` is a word of Python's own."""
+        return "copy" if self.name == "FROM" else self.name.lower()
 
     @property
     def option(self) -> str:
@@ -90,6 +96,27 @@ QUEUE = (
     Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
 )
 KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
+OF_DATA = (
+    Variable("DATA", "gsm8k, dapo-math-17k, aime-2024, or a .parquet, .jsonl or .json file of your own"),
+    Variable("FORMAT", "grpo (rows have `prompt` and an answer) or sft (rows have `messages`)"),
+    Variable("OUT", "directory to be made, with train.parquet, test.parquet and statistics.json"),
+    Variable("FROM", "local copy of a known data set: a directory or a file; without it the hub is asked"),
+    Variable("TEST", "file of your own with test data"),
+    Variable("TEST_ROWS", "take so many rows of the training data for test.parquet"),
+    Variable("ROWS", "keep so many training rows"),
+    Variable("SEED", "decides which rows ROWS and TEST_ROWS take; default 1"),
+    Variable("COLUMNS", "your columns, e.g. question=q,answer=a", many=True),
+    Variable("DATA_SOURCE", "which of verl's rewards goes with your rows, e.g. math_dapo"),
+    Variable("ANSWER_AFTER", "the answer is what stands behind the last of these, e.g. ####"),
+    Variable("INSTRUCTION", "text put behind each question"),
+    Variable("KEEP_DUPLICATES", "keep rows that are the same as an earlier one", flag=True),
+    Variable("TOKENIZER", "directory with a tokenizer: lengths are then in tokens"),
+    Variable("CHAT_TEMPLATE_FILE", "Jinja chat template, where the tokenizer has none"),
+    Variable("MAX_TOKENS", "drop longer rows"),
+    Variable(
+        "WITH_PYTHON", "Python that does the work, with pyarrow, datasets, transformers; default: `make runtime`'s"
+    ),
+)
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
@@ -99,6 +126,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
+    "prepare data": OF_DATA,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
@@ -121,7 +149,7 @@ def options_from_make(verb: str, environ: Mapping[str, str]) -> list[str]:
     for name in environ.get(NAMES, "").split():
         if name not in known:
             allowed = ", ".join(known) or "none"
-            target = verb.partition(" ")[0]
+            target = TARGETS.get(verb, verb.partition(" ")[0])
             raise UserError(f"make {target}: unknown variable {name}{nearest(name.upper(), known)}; allowed: {allowed}")
         variable, value = known[name], environ.get(VALUE + name, "")
         if variable.flag:

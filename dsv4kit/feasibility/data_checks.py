@@ -158,7 +158,7 @@ def _known(column: Column, shown: str, report: DataReport) -> Iterator[str]:
     if column.low is None or column.high is None:
         return
     for value in dict.fromkeys((column.low, column.high)):
-        if problem := _source(value.decode(errors="replace")):
+        if problem := reward_problem(value.decode(errors="replace")):
             yield problem
             return
     if column.low != column.high:
@@ -168,7 +168,8 @@ def _known(column: Column, shown: str, report: DataReport) -> Iterator[str]:
         )
 
 
-def _source(name: str) -> str | None:
+def reward_problem(name: str) -> str | None:
+    """Why rows with this `data_source` would get no reward from verl; None where it has one."""
     if name in KNOWN_SOURCES or name.startswith("aime"):
         return None
     return (
@@ -212,4 +213,4 @@ def _row(row: Any, settings: Settings) -> str | None:
         return "`reward_model.ground_truth` is missing, empty or not text"
     if not isinstance(row.get("data_source"), str):
         return "`data_source` is missing or not text"
-    return _source(row["data_source"]) if settings.reward.function_path is None else None
+    return reward_problem(row["data_source"]) if settings.reward.function_path is None else None

@@ -27,6 +27,7 @@ ALLOWED = {
     "plan": {"config", "errors", "plan", "text_table", "yaml_text", "run"},
     "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
     "weights": {"checkpoint", "errors", "weights"},
+    "prepare": {"errors", "prepare"},
     "feasibility": {"config", "errors", "feasibility", "hints", "plan", "verl_keys", "weights"},
     "image": {
         *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "run", "templates"),

@@ -23,4 +23,4 @@ def test_a_command_is_named_as_the_reader_calls_the_kit() -> None:
 
 
 def test_the_targets_are_those_of_the_table() -> None:
-    assert {verb for verb in variables.BY_VERB if " " not in verb} == hints.TARGETS
+    assert variables.BY_VERB.keys() == hints.TARGETS.keys()

@@ -36,7 +36,7 @@ class Wanted(NamedTuple):
     instruction: str | None = None
 
 
-class Asked(NamedTuple):
+class Example(NamedTuple):
     """The messages a row begins with and what should come of them: an answer, or (SFT) nothing besides."""
 
     messages: list[Message]
@@ -50,7 +50,7 @@ class Dropped(NamedTuple):
     reason: str
 
 
-Take = Callable[[Mapping[str, Any], str], "Asked | Dropped"]
+Take = Callable[[Mapping[str, Any], str], "Example | Dropped"]
 
 
 class Reader:
@@ -63,7 +63,7 @@ class Reader:
         self._names = list(first)
         self._take: Take = self._grpo(first, place) if wanted.form == GRPO else self._sft(first, place)
 
-    def read(self, record: Mapping[str, Any], place: str) -> Asked | Dropped:
+    def read(self, record: Mapping[str, Any], place: str) -> Example | Dropped:
         """One record. Raises UserError for a value of another type than the column should have."""
         return self._take(record, place)
 
@@ -118,7 +118,7 @@ class Reader:
         )
 
     def _prompt_in_form(self, prompt: str) -> Take:
-        def take(record: Mapping[str, Any], place: str) -> Asked | Dropped:
+        def take(record: Mapping[str, Any], place: str) -> Example | Dropped:
             messages = conversation(record.get(prompt), f"{place}: `{prompt}`")
             if "ground_truth" in self.wanted.columns:
                 answer = text(record, self.wanted.columns["ground_truth"], place)
@@ -134,31 +134,33 @@ class Reader:
         return take
 
     def _question(self, question: str, answer: str) -> Take:
-        def take(record: Mapping[str, Any], place: str) -> Asked | Dropped:
+        def take(record: Mapping[str, Any], place: str) -> Example | Dropped:
             asked, answered = text(record, question, place), text(record, answer, place)
             if not asked.strip():
                 return Dropped("the question is empty")
             if self.wanted.form == SFT:
                 if not answered.strip():
                     return Dropped("the answer is empty")
-                return Asked([_message("user", asked), _message("assistant", answered)], "", "")
+                return Example([_message("user", asked), _message("assistant", answered)], "", "")
             content = f"{asked} {self.wanted.instruction}" if self.wanted.instruction else asked
             return self._answered([_message("user", content)], answered, record, place)
 
         return take
 
     def _conversation(self, column: str) -> Take:
-        def take(record: Mapping[str, Any], place: str) -> Asked | Dropped:
+        def take(record: Mapping[str, Any], place: str) -> Example | Dropped:
             messages = conversation(record.get(column), f"{place}: `{column}`")
             if reason := empty(messages):
                 return Dropped(reason)
             if not any(message["role"] == "assistant" for message in messages):
                 return Dropped("no message of the assistant to learn")
-            return Asked(messages, "", "")
+            return Example(messages, "", "")
 
         return take
 
-    def _answered(self, messages: list[Message], answer: str, record: Mapping[str, Any], place: str) -> Asked | Dropped:
+    def _answered(
+        self, messages: list[Message], answer: str, record: Mapping[str, Any], place: str
+    ) -> Example | Dropped:
         if mark := self.wanted.answer_after:
             _, found, answer = answer.rpartition(mark)
             if not found:
@@ -177,10 +179,10 @@ class Reader:
             source = text(record, column, place)
             if not source:
                 return Dropped("`data_source` is empty")
-        return Asked(messages, answer.strip(), source)
+        return Example(messages, answer.strip(), source)
 
 
-def grpo_row(asked: Asked, split: str, index: int) -> dict[str, Any]:
+def grpo_row(asked: Example, split: str, index: int) -> dict[str, Any]:
     """A row of GRPO's form."""
     return {
         "data_source": asked.source,
@@ -191,18 +193,18 @@ def grpo_row(asked: Asked, split: str, index: int) -> dict[str, Any]:
     }
 
 
-def sft_row(asked: Asked) -> dict[str, Any]:
+def sft_row(asked: Example) -> dict[str, Any]:
     """A row of SFT's form."""
     return {"messages": asked.messages}
 
 
-def key(asked: Asked) -> bytes:
+def key(asked: Example) -> bytes:
     """What two rows that are the same share: 16 bytes of a hash over question and answer, but for white space."""
     said = [[m["role"], " ".join(m["content"].split())] for m in asked.messages]
     return hashlib.sha256(json.dumps([said, asked.answer]).encode()).digest()[:16]
 
 
-def question_key(asked: Asked) -> bytes:
+def question_key(asked: Example) -> bytes:
     """What two rows with the same question share, whatever the answer; tells the overlap of training and test."""
     said = [[m["role"], " ".join(m["content"].split())] for m in asked.messages if m["role"] != "assistant"]
     return hashlib.sha256(json.dumps(said).encode()).digest()[:16]

@@ -17,14 +17,14 @@ _ROWS_AT_A_TIME = 1000
 _OTHER_SPLITS = ("test", "valid", "dev")
 
 
-class Record(NamedTuple):
+class SourceRow(NamedTuple):
     """One record and where it stands (`FILE line 7`)."""
 
     place: str
     values: Mapping[str, Any]
 
 
-def of_file(path: Path) -> Iterator[Record]:
+def of_file(path: Path) -> Iterator[SourceRow]:
     """Records of a file of JSON lines or of Parquet. Raises UserError for what is neither."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -60,7 +60,7 @@ def files_of_copy(copy: Path, config: str | None, split: str) -> list[Path]:
     return named
 
 
-def of_hub(source: NamedSet, split: str) -> Iterator[Record]:
+def of_hub(source: NamedSet, split: str) -> Iterator[SourceRow]:
     """Records from the hub. Raises UserError where it cannot be reached, or does not give them away."""
     import datasets
 
@@ -68,7 +68,7 @@ def of_hub(source: NamedSet, split: str) -> Iterator[Record]:
     try:
         stream = datasets.load_dataset(source.repository, source.config, split=split, streaming=True)
         for number, values in enumerate(stream, 1):
-            yield Record(f"{source.repository} {split} row {number}", values)
+            yield SourceRow(f"{source.repository} {split} row {number}", values)
     except Exception as error:
         why = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
@@ -76,7 +76,7 @@ def of_hub(source: NamedSet, split: str) -> Iterator[Record]:
         ) from None
 
 
-def _json(path: Path) -> Iterator[Record]:
+def _json(path: Path) -> Iterator[SourceRow]:
     """One JSON object a line; or a single array of objects, which has to fit into memory."""
     with path.open(encoding="utf-8") as file:
         try:
@@ -87,12 +87,12 @@ def _json(path: Path) -> Iterator[Record]:
                 return
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield Record(f"{path} line {number}", _object(line, f"{path} line {number}"))
+                    yield SourceRow(f"{path} line {number}", _object(line, f"{path} line {number}"))
         except UnicodeDecodeError:
             raise UserError(f"{path}: is not UTF-8 text") from None
 
 
-def _array(path: Path, content: str) -> Iterator[Record]:
+def _array(path: Path, content: str) -> Iterator[SourceRow]:
     try:
         items = json.loads(content)
     except (ValueError, RecursionError):
@@ -100,7 +100,7 @@ def _array(path: Path, content: str) -> Iterator[Record]:
     for number, item in enumerate(items, 1):
         if not isinstance(item, dict):
             raise UserError(f"{path} item {number}: not a JSON object")
-        yield Record(f"{path} item {number}", item)
+        yield SourceRow(f"{path} item {number}", item)
 
 
 def _object(line: str, place: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _object(line: str, place: str) -> dict[str, Any]:
     return value
 
 
-def _parquet(path: Path) -> Iterator[Record]:
+def _parquet(path: Path) -> Iterator[SourceRow]:
     import datasets
     import pyarrow
 
@@ -124,7 +124,7 @@ def _parquet(path: Path) -> Iterator[Record]:
             "parquet", data_files=[os.fspath(path)], split="train", streaming=True, batch_size=_ROWS_AT_A_TIME
         )
         for number, values in enumerate(stream, 1):
-            yield Record(f"{path} row {number}", values)
+            yield SourceRow(f"{path} row {number}", values)
     except UserError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
@@ -132,7 +132,7 @@ def _parquet(path: Path) -> Iterator[Record]:
         raise UserError(f"{path}: cannot be read as Parquet: {why}") from None
 
 
-def peeked(records: Iterator[Record], what: str) -> tuple[Record, Iterator[Record]]:
+def peeked(records: Iterator[SourceRow], what: str) -> tuple[SourceRow, Iterator[SourceRow]]:
     """The first record, and all of them. Raises UserError where there is none."""
     first = next(records, None)
     if first is None:

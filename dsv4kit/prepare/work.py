@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.prepare import forms, reading, summary
-from dsv4kit.prepare.forms import Asked, Dropped, Wanted
+from dsv4kit.prepare.forms import Dropped, Example, Wanted
 from dsv4kit.prepare.named import BY_NAME
-from dsv4kit.prepare.reading import Record
+from dsv4kit.prepare.reading import SourceRow
 
 STATISTICS = "statistics.json"
 TRAIN, TEST = "train", "test"
@@ -68,12 +68,12 @@ class Request:
             self.instruction or known.instruction,
         )
 
-    def sources(self) -> dict[str, list[Callable[[], Iterator[Record]]]]:
+    def sources(self) -> dict[str, list[Callable[[], Iterator[SourceRow]]]]:
         """File to be made -> what it is made of; each can be read more than once."""
         if self.name is None:
             return {split: [_of(Path(path)) for path in paths] for split, paths in self.files.items()}
         known = BY_NAME[self.name]
-        found: dict[str, list[Callable[[], Iterator[Record]]]] = {}
+        found: dict[str, list[Callable[[], Iterator[SourceRow]]]] = {}
         for split, becomes in known.splits.items():
             if self.copy is None:
                 found[becomes] = [lambda split=split: reading.of_hub(known, split)]  # type: ignore[misc]
@@ -82,14 +82,14 @@ class Request:
         return found
 
 
-def _of(path: Path) -> Callable[[], Iterator[Record]]:
+def _of(path: Path) -> Callable[[], Iterator[SourceRow]]:
     return lambda: reading.of_file(path)
 
 
 class Row(NamedTuple):
     """A row that is kept."""
 
-    asked: Asked
+    asked: Example
     key: bytes
     length: int
 
@@ -121,7 +121,7 @@ class Preparation:
             "overlap": len(shared) if len(counts) == 2 else None,
         }
 
-    def _chosen(self, readers: Sequence[Callable[[], Iterator[Record]]]) -> dict[str, set[bytes]]:
+    def _chosen(self, readers: Sequence[Callable[[], Iterator[SourceRow]]]) -> dict[str, set[bytes]]:
         """Keys of the rows that go to each file: those whose key comes first once it is hashed with the seed."""
         keys = {row.key for row in self._rows(readers, summary.Count(), "choosing")}
         seed, test_rows, rows = str(self.request.seed).encode(), self.request.test_rows, self.request.rows
@@ -133,7 +133,7 @@ class Preparation:
         return {TEST: set(ordered[:test_rows]), TRAIN: set(ordered[test_rows:])}
 
     def _rows(
-        self, readers: Sequence[Callable[[], Iterator[Record]]], count: summary.Count, doing: str
+        self, readers: Sequence[Callable[[], Iterator[SourceRow]]], count: summary.Count, doing: str
     ) -> Iterator[Row]:
         seen: set[bytes] = set()
         spoke = time.monotonic()
@@ -163,7 +163,7 @@ class Preparation:
             count.ignored |= set(first.values) - reader.used
 
     def _write(
-        self, split: str, readers: Sequence[Callable[[], Iterator[Record]]], keep: set[bytes] | None
+        self, split: str, readers: Sequence[Callable[[], Iterator[SourceRow]]], keep: set[bytes] | None
     ) -> dict[str, Any]:
         """One file. `keep`: keys of the rows that are meant for it; None for all."""
         import pyarrow
@@ -195,7 +195,7 @@ class Preparation:
             raise UserError(f"{split}: of {count.read} rows none is left ({why})")
         return count.as_dict()
 
-    def _as_row(self, asked: Asked, split: str, index: int) -> dict[str, Any]:
+    def _as_row(self, asked: Example, split: str, index: int) -> dict[str, Any]:
         return forms.grpo_row(asked, split, index) if self.request.form == forms.GRPO else forms.sft_row(asked)
 
 

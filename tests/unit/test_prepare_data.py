@@ -10,7 +10,7 @@ import pytest
 from dsv4kit.cli import main
 from dsv4kit.errors import UserError
 from dsv4kit.prepare import data, forms, named, reading, summary
-from dsv4kit.prepare.forms import Asked, Dropped, Reader, Wanted
+from dsv4kit.prepare.forms import Dropped, Example, Reader, Wanted
 from dsv4kit.prepare.work import Request
 
 GSM = {"question": "How many?", "answer": "Two and two.\n#### 1,004"}
@@ -46,7 +46,7 @@ def test_for_sft_the_same_question_becomes_a_conversation() -> None:
 
 
 def test_rows_in_verls_form_are_taken_as_they_are() -> None:
-    assert read(IN_FORM) == Asked([{"role": "user", "content": "1 + 1?"}], "2", "math_dapo")
+    assert read(IN_FORM) == Example([{"role": "user", "content": "1 + 1?"}], "2", "math_dapo")
 
 
 def test_conversations_keep_roles_and_order() -> None:
@@ -107,9 +107,9 @@ def test_columns_can_be_called_anything() -> None:
 
 
 def test_white_space_makes_no_other_row_and_another_answer_does() -> None:
-    one, two = (Asked([{"role": "user", "content": text}], "1", "") for text in ("a  b", "a\nb "))
+    one, two = (Example([{"role": "user", "content": text}], "1", "") for text in ("a  b", "a\nb "))
     assert forms.key(one) == forms.key(two)
-    other = Asked(one.messages, "2", "")
+    other = Example(one.messages, "2", "")
     assert forms.key(one) != forms.key(other)
     assert forms.question_key(one) == forms.question_key(other)
 

@@ -90,7 +90,7 @@ record_lost() {
   [ -n "$lines" ] || lines="srun ended with status $srun_status and no agent of this attempt left a word"
   bad=$(named "$lines" | while IFS= read -r node; do scontrol show hostnames "$node" 2>/dev/null || echo "$node"; done |
     awk '!seen[$0]++')
-  # What goes wrong on every node is no node's fault.
+  # If every node failed, no single node is to blame.
   if [ "$(grep -c . <<<"$bad" || true)" -ge "${SLURM_JOB_NUM_NODES:-$nodes}" ]; then bad=''; fi
   count=$(($(fruitless) + 1))
   if [ "$count" -ge "$limit" ]; then

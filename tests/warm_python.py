@@ -66,7 +66,7 @@ def serve(packages: Sequence[str]) -> None:
     gc.enable()
     gc.set_threshold(50_000)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a package says is no answer
+    os.dup2(2, 1)  # what a package prints is not part of the answer
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

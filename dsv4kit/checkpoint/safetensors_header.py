@@ -19,7 +19,7 @@ LONGEST_BYTES = 100_000_000
 
 
 class CutShortError(ValueError):
-    """The file ends before its header does, or is none of this format."""
+    """The file ends before its header does, or is not in this format."""
 
 
 class Header(NamedTuple):

@@ -75,7 +75,7 @@ def phase_line(segment: SegmentState) -> str:
 
 
 def _where_to_look(state: RunState, segment: SegmentState) -> str:
-    """The trainer is silent for the longest part of its start, which is no sign of a fault."""
+    """The trainer is silent for the longest part of its start, which is normal."""
     if segment.phase != phases.IMPORT:
         return ""
     return f"; `{hints.command('logs', RUN=state.run, FOLLOW=1)}` shows its log"

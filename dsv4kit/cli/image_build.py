@@ -163,7 +163,7 @@ def _path(text: str | None) -> Path | None:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more; that is no reason to stop halfway
+    with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the build goes on
         print(line, flush=True)
 
 

@@ -58,7 +58,7 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
 
 
 def _for_show(submission: Submission) -> Submission:
-    """For a dry run: paths of what is installed; what is not installed yet gets a placeholder path that says so."""
+    """For a dry run: paths of what is installed; what is not installed yet has a placeholder path that says so."""
     from dsv4kit.cli.runs import sandbox_slurm
     from dsv4kit.config.cache import cache_dir
     from dsv4kit.sandbox import runtime

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import sys
 import time
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, BinaryIO
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.errors import UserError
+from dsv4kit.run import driver_log
 
 if TYPE_CHECKING:
     from dsv4kit.run.directory import RunDir
 
 _POLL_S = 0.5
-_COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +74,9 @@ def _show(log: BinaryIO) -> None:
     if sys.stdout.isatty():
         shutil.copyfileobj(log, sys.stdout.buffer)
     else:
-        sys.stdout.buffer.writelines(_COLOUR.sub(b"", line) for line in log)
+        for line in log:
+            text = line.decode(errors="surrogateescape")
+            sys.stdout.buffer.write(driver_log.plain(text).encode(errors="surrogateescape"))
     sys.stdout.flush()
 
 

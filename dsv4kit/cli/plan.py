@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dsv4kit.plan.fitted.site_constants import SiteConstants
     from dsv4kit.plan.levers import Lever
 
-_NO_PLAN = "nothing to plan: a toy model, or hardware without GPUs, needs no plan; submit it as it is"
+_NO_PLAN = "nothing to plan: a toy model or hardware without GPUs needs no plan; submit it without one"
 
 # As submit refuses what cannot work.
 _IMPOSSIBLE = 3

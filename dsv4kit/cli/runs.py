@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def chosen_name(args: argparse.Namespace) -> str | None:
     """The run's name as an argument or as --run; None if neither was given."""
     if args.name is not None and args.run is not None and args.name != args.run:
-        raise UserError(f"RUN={args.run!r}: another run, {args.name!r}, is named besides")
+        raise UserError(f"RUN={args.run!r}: another run, {args.name!r}, is named too")
     name: str | None = args.run if args.name is None else args.name
     return name
 

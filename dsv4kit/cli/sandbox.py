@@ -97,7 +97,7 @@ def _ending(sandbox: Sandbox | None) -> list[str]:
         return []
     try:
         jobs = Slurm(sandbox.client_env).unfinished()
-    except UserError:  # it is being taken down: that its Slurm is ill is no reason to leave it up
+    except UserError:  # take it down even if its Slurm does not answer
         return []
     return [f"ends {name_of_job(name)}: {', '.join(states)}" for name, states in sorted(jobs.items())]
 

@@ -1,6 +1,6 @@
 """What the user chose, resolved once: hardware, model, recipe, site, settings, and the image that would be used.
 
-`plan`, `submit`, `doctor` and `image verify` go by the same selection, so that none of them answers for another site,
+`plan`, `submit`, `doctor` and `image verify` use the same selection, so that none of them answers for another site,
 another verl or other settings than the next.
 """
 

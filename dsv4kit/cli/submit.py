@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan_allows(submission: Submission) -> bool:
-    """Shows what the planner has to say; False where it finds the run impossible and nobody insists."""
+    """Shows the planner's answer; False where it finds the run impossible and the user did not override it."""
     verdict = submission.verdict
     if verdict is None:
         return True

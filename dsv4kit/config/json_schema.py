@@ -18,7 +18,7 @@ _BASES: Tree = {**_NAMES, "description": "files merged below this one: a name in
 def of(kind: str) -> Tree:
     """The schema of one kind of file, one of KINDS.
 
-    A site says all of itself. The others each say a part of a run's settings, so that nothing is required but what
+    A site file is complete. The others each hold a part of a run's settings, so that nothing is required but what
     makes the kind; whether a merged profile is complete is checked when it is resolved.
     """
     if kind == "site":

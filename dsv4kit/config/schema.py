@@ -72,7 +72,8 @@ class Hardware(Section):
     )
     min_shm_gib: PositiveFloat = Field(description="free space /dev/shm needs: the object store lives there")
     hbm_usable_gib: PositiveFloat | None = Field(
-        default=None, description="memory of one GPU as the driver shows it; null: the planner says nothing here"
+        default=None,
+        description="memory of one GPU as the driver shows it; null: the planner does not plan for this hardware",
     )
     memory_per_numa_node_gb: PositiveFloat | None = Field(
         default=None, description="host memory of one CPU NUMA node, nominal"
@@ -130,7 +131,7 @@ class Model(Section):
     proxy: str | None = Field(
         default=None, description="model of the same kind with few layers, to prove image, site and data"
     )
-    geometry: Geometry | None = Field(default=None, description="null: the planner has nothing to say about the model")
+    geometry: Geometry | None = Field(default=None, description="null: the planner has no data on this model")
 
 
 class Recipe(Section):

@@ -82,7 +82,7 @@ class Problem(NamedTuple):
 def problem(section: type[Section], error: ValidationError) -> Problem:
     """The most telling of the mistakes in what `section` was made from.
 
-    What is there and wrong comes before what is not there, and what stands further out before what lies within.
+    Wrong values come before missing ones, and outer keys before the keys inside them.
     """
     found = [_problem(section, detail) for detail in error.errors(include_url=False)]
     return min(found, key=lambda p: (p.kind == "missing", len(p.location), p.kind != "unknown"))

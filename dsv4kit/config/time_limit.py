@@ -12,7 +12,7 @@ _FORMS = (
     r"(?P<days>\d{1,9})-(?P<hours>\d{1,9}):(?P<minutes>\d{1,9})",
     r"(?P<days>\d{1,9})-(?P<hours>\d{1,9}):(?P<minutes>\d{1,9}):(?P<seconds>\d{1,9})",
 )
-# Slurm counts minutes in 32 bits and seconds in a signed 32; more than 68 years is no limit to it.
+# Slurm counts minutes in 32 bits and seconds in a signed 32; it treats more than 68 years as no limit.
 _LONGEST_S = 2**31 - 1
 _SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 

@@ -49,7 +49,7 @@ def parse_value(text: str) -> Any:
 
 
 def _read(text: str) -> Any:
-    """The text as flow YAML with JSON's scalars; None where it is none or has no JSON form."""
+    """The text as flow YAML with JSON's scalars; None where it is not YAML or has no JSON form."""
     import json
 
     import yaml

@@ -193,7 +193,7 @@ def _json(path: str, settings: Settings, report: DataReport) -> Iterator[str]:
         try:
             row = json.loads(line)
         except ValueError:
-            yield f"line {number} is no JSON"
+            yield f"line {number} is not JSON"
             return
         if problem := _row(row, settings):
             yield f"line {number}: {problem}"

@@ -28,7 +28,7 @@ def _problem(key: str, path: str) -> str | None:
     if not os.access(path, os.R_OK):
         return " cannot be read" if os.path.exists(path) else " does not exist"
     if key == "model.path" and not os.path.isfile(os.path.join(path, "config.json")):
-        return " is no model in Hugging Face form, which has a config.json"
+        return " is not a model in Hugging Face form, which has a config.json"
     return None
 
 

@@ -38,7 +38,7 @@ OF_SETTINGS: tuple[Rule, ...] = (
     schedule_rules.segments,
     verl_rules.clashes,
 )
-# What takes a look at something besides: the image, the user's files, verl's own configuration.
+# Rules that also read something else: the image, the user's files, verl's own configuration.
 OF_FILES: tuple[Rule, ...] = (image_rules.fits, file_rules.readable, file_rules.data, verl_rules.known_keys)
 
 RULES: tuple[Rule, ...] = (*OF_SETTINGS, *OF_FILES)

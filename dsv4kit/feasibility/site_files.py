@@ -43,7 +43,7 @@ def image_problems(image: str, key: str = "container.image") -> Iterator[str]:
 
 
 def secrets_problems(path: str) -> Iterator[str]:
-    """The file with keys has to belong to this user, and to be for nobody else. Its content is not looked at."""
+    """The secrets file has to belong to this user and be readable by nobody else. Its content is not read."""
     try:
         status = os.lstat(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a Dockerfile of the kit may not have: traps of engines, sources that move, what is not there."""
+"""What a Dockerfile of the kit may not have: engine-specific traps, sources that can change, missing files."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _pip(instruction: Instruction) -> Iterator[tuple[int, str]]:
                 skip = False
             elif word.startswith("-"):
                 if word not in PIP_OPTIONS:
-                    yield line, f"pip: {word!r} is no option that is used here{nearest(word, PIP_OPTIONS)}"
+                    yield line, f"pip: {word!r} is not an option used here{nearest(word, PIP_OPTIONS)}"
                 skip = word in _PIP_TAKES_VALUE
             elif canonical(word) in NOT_ON_THE_INDEX:
                 yield line, f"pip: {word} is something else on the package index; take it from git, at a sha"
@@ -143,7 +143,7 @@ def _git(instruction: Instruction) -> Iterator[tuple[int, str]]:
         if any(word in ("-b", "--branch") or word.startswith("--branch=") for word in words):
             yield line, f"git: {' '.join(words)}: a branch moves; take a full commit sha"
         elif "fetch" in words and not _SHA.fullmatch(words[-1]):
-            yield line, f"git fetch: {words[-1]!r} is no full commit sha"
+            yield line, f"git fetch: {words[-1]!r} is not a full commit sha"
         elif "clone" in words and not any(_detached(other, words[-1]) for other in commands):
             yield line, f"git clone into {words[-1]}: no full commit sha is checked out there"
 
@@ -157,7 +157,7 @@ def _detached(words: list[str], directory: str) -> bool:
 def _copy(instruction: Instruction, stages: set[str], context: Collection[str] | None) -> Iterator[tuple[int, str]]:
     line, source = instruction.line, instruction.flags.get("from")
     if instruction.word == "ADD":
-        yield line, "ADD: unpacks and fetches by itself; COPY says what it does"
+        yield line, "ADD: it also unpacks and downloads; use COPY, which only copies"
     if source is not None:
         if source not in stages:
             yield line, f"COPY --from={source}: no such stage above{nearest(source, stages)}"

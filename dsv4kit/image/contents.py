@@ -15,7 +15,7 @@ MANIFEST = "opt/dsv4kit/manifest.json"
 _PROGRAMS = ("usr/bin/bash", "bin/bash", "usr/bin/busybox", "bin/busybox")
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
 _PATIENCE_S = 20
-# What has a shape in the manifest, as far as it is there.
+# Parts of the manifest whose structure is checked when they are present.
 _SHAPES = {
     "features": dict,
     "packages": dict,

@@ -134,7 +134,7 @@ def make(stack: Stack, architecture: str, uv: str) -> None:
         command += ["--python-version", asked.python, "--python-platform", asked.platform]
         command += ["--generate-hashes", "--no-header", "--no-annotate", "--override", files["overrides.txt"]]
         command += ["--constraint", files["caps.txt"], *(f"--no-emit-package={name}" for name in asked.left_out)]
-        output = Path(directory) / "lock"  # what is locked already stays as it is where it still fits
+        output = Path(directory) / "lock"  # versions already locked stay where they still fit
         output.write_text(path(stack, architecture).read_text() if path(stack, architecture).exists() else "")
         command += ["--output-file", output]
         done = subprocess.run([*command, files["requirements.in"]], capture_output=True, text=True)

@@ -54,7 +54,7 @@ _variable = _matching(r"[A-Z][A-Z0-9_]*_SHA", "a variable's name ends in _SHA")
 def _from_index(names: dict[str, Any]) -> dict[str, Any]:
     for name in names:
         if not _NAME.match(name):
-            raise ValueError(f"{name!r} is no package name")
+            raise ValueError(f"{name!r} is not a package name")
         if canonical(name) in NOT_ON_THE_INDEX:
             raise ValueError(f"{name!r} is something else on the package index; take it from git, at a sha")
         if canonical(name) in WITHOUT_V4 and names[name].role != "dependencies":

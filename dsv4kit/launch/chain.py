@@ -55,7 +55,7 @@ def submit_segments(
             after = str(job.job_id)
             links.append(ChainLink(segment, after))
             run.save_chain([*before, *links])
-            with contextlib.suppress(BrokenPipeError):  # nobody listens any more; that is no reason to stop halfway
+            with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the submission goes on
                 progress(f"segment {segment}: job {after}")
     except BaseException as error:
         _take_back(run, before, slurm)

@@ -33,7 +33,7 @@ def check(directory: Path, run: RunDir, named_as: str) -> None:
 
 
 def claim(directory: Path, run: RunDir) -> bool:
-    """Writes whose the directory is, if nobody has; whether it was written now. Raises as `check` does.
+    """Writes the directory's owner if it has none; returns whether it was written now. Raises as `check` does.
 
     The file is made whole under another name and then linked: of two that claim at once, one fails.
     """

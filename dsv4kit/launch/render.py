@@ -68,7 +68,7 @@ class SegmentScript:
         )
 
     def _block_nodes(self) -> int | None:
-        """Nodes that should stand together in one NVLink domain; None where that is no question here."""
+        """Nodes that should stand together in one NVLink domain; None where that does not apply."""
         from dsv4kit.plan.counted.topology import slurm_segment
         from dsv4kit.plan.from_settings import question
 

@@ -106,7 +106,7 @@ class Resumption:
         ownership.claim(checkpoints, self.run)
         count = math.ceil((total - start) / settings.schedule.segment_steps)
         first = max((link.segment for link in self.run.chain()), default=0) + 1
-        with contextlib.suppress(BrokenPipeError):  # nobody listens, which is no reason not to go on
+        with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the resume goes on
             progress(f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}")
             for key, (old, new) in found.items():
                 progress(f"changed: {key}: {old} -> {new}")

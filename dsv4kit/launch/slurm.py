@@ -19,7 +19,7 @@ from dsv4kit.errors import UserError
 _CARRIED = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "TZ", "USER")
 # What reaches Slurm's clients of Slurm's own variables: where the cluster is and who asks. All others are options (the
 # "INPUT ENVIRONMENT VARIABLES" of the man pages) and would filter or rewrite the answers: with SQUEUE_PARTITION set, a
-# running segment cannot be seen. sbatch hands SLURM_* and SPANK_* on to the job besides, and PMI_* steer its srun.
+# running segment cannot be seen. sbatch also passes SLURM_* and SPANK_* on to the job, and PMI_* steer its srun.
 _CLIENT_OPTION = re.compile(
     r"(SLURM|SLURMD|SQUEUE|SCANCEL|SINFO|SBATCH|SALLOC|SRUN|SACCT|SACCTMGR|SCONTROL|SPANK|_SLURM_SPANK_OPTION|PMIX?)_"
 )
@@ -109,7 +109,7 @@ class Slurm:
     def rows(self, fields: int, *command: str) -> list[list[str]]:
         """The marked lines of an answer, split at `|` into so many fields, the last of which may have any text.
 
-        What a site prints besides is no answer and left out.
+        Other lines (a site's notices) are ignored.
         """
         found = []
         for line in self.run(*command).splitlines():
@@ -162,7 +162,7 @@ class Slurm:
     def named(self, job_name: str) -> dict[str, str]:
         """Job id -> state of this user's jobs of that name."""
         answer = self.rows(2, "squeue", "--me", "-h", "-t", "all", f"--name={job_name}", "-o", f"{MARK}%i|%T")
-        return {job_id: state for job_id, state in answer}  # noqa: C416  # a list of lists is no list of pairs to mypy
+        return {job_id: state for job_id, state in answer}  # noqa: C416  # mypy does not take a list of lists for pairs
 
     def live(self, job_name: str) -> dict[str, str]:
         """Those of them that are not over; one that Slurm is still clearing away (COMPLETING) is over."""
@@ -195,11 +195,11 @@ class Slurm:
         return {name: [f"{count} {state}" for state, count in sorted(states.items())] for name, states in found.items()}
 
     def cancel_named(self, job_name: str) -> None:
-        """Cancels all of this user's jobs of that name; none is no error."""
+        """Cancels all of this user's jobs of that name; finding none is not an error."""
         self.run("scancel", "--me", f"--name={job_name}")
 
     def cancel(self, job_ids: Sequence[str]) -> None:
-        """Cancels the jobs; those already over are no error."""
+        """Cancels the jobs; jobs that are already over are not an error."""
         if job_ids:
             self.run("scancel", *job_ids)
 

@@ -26,7 +26,7 @@ class SegmentState:
 
     `changes`: settings that it has otherwise than the segment before, each with what it was and is. `phase` and
     `phase_s` are what a running one does now, and for how long; `usual_s` is how long that usually takes, where it is
-    known. `notes`: what a reader should know that is no reason for its end.
+    known. `notes`: what a reader should know that did not end it.
     """
 
     segment: int

@@ -1,7 +1,7 @@
 """The agent: our process on every node of a segment, started there by submitit through the batch script's one `srun`.
 
 Every node: the site's setup, preflight, its part of Ray or torchrun, wait until node 0 says it is over, end what was
-started. Node 0 besides: decide where to begin, wait for all nodes, run the driver, write the outcome and what is next.
+started. Node 0 also decides where to begin, waits for all nodes, runs the driver, and writes the outcome.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Agent:
             self._clean()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        """Only notes it: a handler runs between any two lines, which is no place to write files or end processes."""
+        """Only records it: a handler can run between any two lines, so it must not write files or end processes."""
         self.terminated.set()
 
     def _make_home(self) -> None:

@@ -67,7 +67,7 @@ class NodeVisit:
         seen = self.attempt.look()
         reports = seen.reports
         off = self.clocks.off(reports, time.time())
-        # A bad node is no reason to leave before the others have been heard of.
+        # A bad node does not end the visit before the other nodes have reported.
         if len(reports) == self.spec.nodes and (ill := [report.host for report in reports if report.problems]):
             raise AttemptError("", [f"not measured: {', '.join(ill)} would not take part in a run", *off])
         if off and len(reports) == self.spec.nodes:

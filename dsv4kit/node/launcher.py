@@ -15,7 +15,7 @@ from dsv4kit.run.node_spec import NodeSpec
 
 
 class AttemptError(Exception):
-    """The attempt is over before its driver ended by itself; carries why."""
+    """The attempt ended before its driver did; carries the reason."""
 
     def __init__(self, end: str, lines: list[str], excluded: list[str] | None = None) -> None:
         super().__init__(end)

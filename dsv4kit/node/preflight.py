@@ -137,7 +137,7 @@ def _bindable(address: str, port: int) -> bool:
 def _gpus(needed: int, device: str) -> list[str]:
     """Slurm's own count of what this step was given.
 
-    Where GPUs are no GRES of Slurm's the variable is not set at all: nvidia-smi's count (`_driver`) is all there is.
+    Where Slurm does not manage GPUs as a GRES the variable is not set: only nvidia-smi's count (`_driver`) is known.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None and device == "cuda":

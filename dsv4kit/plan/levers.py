@@ -32,7 +32,7 @@ class Lever(NamedTuple):
 def levers(plan: Plan, allowed: Callable[[Question], bool] = lambda changed: True) -> tuple[Lever, ...]:
     """Changes that help a GPU or a node, the most helpful first.
 
-    `allowed` says whether what a change comes to could be submitted at all; what could not is no lever.
+    `allowed` says whether what a change comes to could be submitted; a change that could not is left out.
     """
     q, c = plan.question, plan.coefficients
     rollout = plan.memory.rollout

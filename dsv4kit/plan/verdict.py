@@ -22,7 +22,7 @@ _CROWDED = 0.9
 
 
 class Verdict(NamedTuple):
-    """The verdict; `reasons` say what decided it, `warnings` what to know besides."""
+    """The verdict; `reasons` say what decided it, `warnings` what else to know."""
 
     verdict: Word
     reasons: tuple[str, ...]

@@ -9,7 +9,7 @@ Two of verl's configuration hooks, both needed::
 
 By default vLLM draws all unseeded requests of a batch from one generator in the order of their arrival, and verl makes
 the training batch in the order of their completion. Here each sample has a seed of its own, each batch a fixed order.
-verl's `rollout.full_determinism` is no substitute: it gives all samples of a prompt one seed, so GRPO learns nothing.
+verl's `rollout.full_determinism` does not do: it gives all samples of a prompt one seed, so GRPO learns nothing.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def guard_checkpoints(module: ModuleType) -> PatchResult:
 def refuse_unloadable(checkpoint: Path) -> None:
     """Raises where a file that Megatron has just written cannot be read the way Megatron will read it.
 
-    `common.pt` holds what is no tensor. Megatron-LM fd1121b8 puts the optimizer's classes there in the format
+    `common.pt` holds the non-tensors. Megatron-LM fd1121b8 puts the optimizer's classes there in the format
     `fully_reshardable`, and reads it with torch's `weights_only`, which refuses them.
     """
     for path in sorted(checkpoint.rglob("common.pt")):

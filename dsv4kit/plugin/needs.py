@@ -140,7 +140,7 @@ def rows(model: str, recipe: str) -> dict[str, dict[str, Any]]:
 
 
 def missing(model: str, recipe: str, inventory: Inventory, fields: Iterable[str] = ()) -> list[str]:
-    """What the model and recipe need and these packages lack, a line each; also keys that are no field."""
+    """What the model and recipe need and these packages lack, a line each; also keys that name no field."""
     found = []
     for row in rows(model, recipe).values():
         found += [f"{line} ({row['why']})" for line in _missing(row, inventory)]

@@ -138,7 +138,7 @@ def keep_step(module: ModuleType) -> PatchResult:
 
     @functools.wraps(original)
     def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
-        # What is no tensor is skipped there. One format has no step and fails, the other has the one in memory.
+        # Non-tensors are skipped there. One format has no step and fails, the other has the one in memory.
         tensors = {**tensors, "step": None}
         if is_offloaded(self.optimizer):
             # Nor has it the master of a main parameter on the GPU, which is its equal.

@@ -56,7 +56,7 @@ class AttemptDir:
 
     @property
     def number(self) -> int:
-        """Counted from 0 in each segment; raises ValueError for a directory that is no attempt."""
+        """Counted from 0 in each segment; raises ValueError for a directory that is not an attempt."""
         match = _ATTEMPT.match(self.path.name)
         if not match:
             raise ValueError(f"{self.path}: no directory of an attempt")

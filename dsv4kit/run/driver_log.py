@@ -67,9 +67,14 @@ TRAINED_STEP = re.compile(r"step:\d{1,18} - .*(?:training/global_step|train/loss
 _TRAINED = re.compile(r"(?:^| - )(?:training/global_step|train/loss|actor/[a-z_]+):")
 
 
+def plain(text: str) -> str:
+    """The text without the escape sequences that colour it on a terminal."""
+    return _ESCAPE.sub("", text)
+
+
 def clean(line: str) -> str:
     """A line's message: without colours, the prefixes of Ray and logging, and what tqdm overwrote."""
-    text = _ESCAPE.sub("", line).rstrip("\r\n").rpartition("\r")[2]
+    text = plain(line).rstrip("\r\n").rpartition("\r")[2]
     prefix = _PREFIX.match(text)
     text = text[prefix.end() if prefix else 0 :].rstrip()
     if text.endswith("x across cluster]"):  # Ray's "[repeated 3x across cluster]"
@@ -89,7 +94,7 @@ class Source:
 
 def source_of(line: str) -> Source | None:
     """The process that printed the line; None for the driver itself, whose lines have no prefix of Ray."""
-    for text in _ESCAPE.sub("", line).rstrip("\r\n").split("\r"):
+    for text in plain(line).rstrip("\r\n").split("\r"):
         prefix = _PREFIX.match(text)
         if prefix and prefix["pid"]:
             rank = int(prefix["rank"]) if prefix["rank"] else None

@@ -1,6 +1,6 @@
 """What a driver's log and exit status say about a failure: its class, the lines that show it, and where they come from.
 
-The exit status says little by itself: verl exits with 1 on a crash and on a typing error alike, and with 0 when it ran
+The exit status alone says little: verl exits with 1 on a crash and on a typing error alike, and with 0 when it ran
 out of epochs without saving. So each class rests on a line of the log. The log also holds text that a model wrote, and
 everything that happened before: only lines after the last finished step count, a model's text never does, and once a
 step is done no text alone makes a failure one that trying again cannot help.

@@ -45,7 +45,7 @@ class StepMetrics:
 
 
 def parse_line(line: bytes | str) -> StepMetrics | None:
-    """One line of the file, or None where it is no whole record (half written, garbage, another program's)."""
+    """One line of the file, or None where it is not a whole record (half written, garbage, another program's)."""
     try:
         record = json.loads(line, parse_constant=lambda _: None)
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
@@ -61,7 +61,7 @@ def parse_line(line: bytes | str) -> StepMetrics | None:
 def read_metrics(path: Path) -> list[StepMetrics]:
     """All steps of one attempt, ascending; lines of the same step put together, the later value winning.
 
-    A file that does not exist (yet) has no steps; lines that are no whole record are passed over.
+    A file that does not exist (yet) has no steps; lines that are not a whole record are skipped.
     """
     steps: dict[int, dict[str, float | None]] = {}
     try:

@@ -47,7 +47,7 @@ def write_row(file: TextIO, time: float, values: Mapping[str, int]) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, float]]:
-    """The rows; cells that are no numbers (half a last line) are left out."""
+    """The rows; cells that are not numbers (a half-written last line) are left out."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
             yield {

@@ -21,7 +21,7 @@ def make_directories(layout: SandboxPaths, gpus: int) -> None:
     """Make the state directory with the scripts and the fake GPUs; unprivileged users may read all but secrets."""
     state = layout.state_dir
     if not layout.ownership.exists() and state.exists() and any(state.iterdir()):
-        raise UserError(f"{state} exists and is no sandbox's state: choose another name or {ROOT_VARIABLE}")
+        raise UserError(f"{state} exists and is not a sandbox's state: choose another name or {ROOT_VARIABLE}")
     # Whatever this process's umask; directories that were there before are left as they are.
     new = [path for path in (state, *state.parents) if not path.exists()]
     state.mkdir(parents=True, exist_ok=True)

@@ -105,7 +105,7 @@ class Tree:
         """Whether it needs no composing to know; False says nothing."""
         try:
             path = composed.path_of(_config_dir(), self.config_name, self._choices)
-        except (OSError, UserError):  # no place for a cache is no mistake
+        except (OSError, UserError):  # it works without a cache
             return False
         known = composed.load(path)
         if known is None:

@@ -3,7 +3,7 @@
 Tensors are called as released (`embed.weight`, `layers.0.attn.wq_a.weight`, `mtp.0.e_proj.weight`, `hc_head_fn`) or as
 transformers saves them (`model.layers.0.self_attn...`); a multi-token-prediction layer that is numbered behind the
 decoder layers, as DeepSeek-V3 had it, moves up. Names: transformers `conversion_mapping.py`, vLLM
-`models/deepseek_v4/*/mtp.py`. Everything that is not a layer's is kept, and every file that is no weights.
+`models/deepseek_v4/*/mtp.py`. Tensors outside the layers are kept, and so is every file without weights.
 """
 
 from __future__ import annotations

@@ -254,7 +254,7 @@ def test_what_upstream_mends_itself_is_left_alone() -> None:
 
 
 def test_a_format_that_can_be_written_and_not_read_is_refused_at_the_save(tmp_path: Path) -> None:
-    """As Megatron-LM fd1121b8 writes `fully_reshardable`: the optimizer's classes among what is no tensor."""
+    """As Megatron-LM fd1121b8 writes `fully_reshardable`: the optimizer's classes among the non-tensors."""
     (tmp_path / "optimizer").mkdir()
     torch.save({"param_groups": [{"cpu_optimizer_cls": torch.optim.AdamW}]}, tmp_path / "optimizer" / "common.pt")
     with pytest.raises(FidelityError, match=r"torch.optim.adamw.AdamW in .*common.pt.*dist_ckpt_optim_fully_reshard"):

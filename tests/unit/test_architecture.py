@@ -157,7 +157,7 @@ def defined(tree: ast.Module) -> set[str]:
 
 
 def used(tree: ast.Module) -> set[str]:
-    """Names a module reads, and words of its strings that can be paths or names of code; an import alone is no use."""
+    """Names a module reads, and words of its strings that can be paths or names of code; imports do not count."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
@@ -287,7 +287,7 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-# Of a run directory, where no other file has the name; the template of a script is none of its files.
+# Of a run directory, where no other file has the name; a script's template is not one of its files.
 NAME_IN_A_RUN = re.compile(
     r"\b(node|chain|plan|outcome|ready|over|stopped|torchrun|ray_head|ray_nodes|request|changes|cancelled|lease|doctor"
     r"|bandwidth)\.json\b|\brun\.yaml\b|\b(phases|metrics)\.jsonl\b|\b(driver|slurm)\.log\b|\bsegment\.sbatch(?!\.j2)"
@@ -329,7 +329,7 @@ def test_what_verl_leaves_on_disk_is_spelt_in_its_own_package_only() -> None:
         for text in texts(path)
         if name.search(text)
     }
-    # What verl prints, which is no path to open.
+    # What verl prints, which is not a path to open.
     found.pop("run/driver_log.py", None)
     assert found == {}
 

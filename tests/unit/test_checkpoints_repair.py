@@ -57,7 +57,7 @@ def test_killed_during_a_save_the_half_written_step_is_put_aside(run: Path) -> N
     assert decision.start_step == 40
     assert names(run / "quarantine") == ["global_step_60.1"]
     assert "global_step_60" in decision.actions[0]
-    assert "is missing" in decision.actions[0]
+    assert "data.pt is missing" in decision.actions[0]
 
 
 @pytest.mark.parametrize("content", ["", "garbage", b"\0\0"])

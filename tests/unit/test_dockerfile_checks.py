@@ -48,7 +48,7 @@ def test_the_text_as_it_is_has_none(text: str) -> None:
         ("--no-deps --no-index /src", "--no-deps git+https://x.org/y@main /src", r"git\+: not at a full commit sha"),
         ("--detach \"${VERL_SHA}\"", "--detach \"${BRANCH:-main}\"", "git clone into /src/verl: no full commit sha"),
         ("clone --quiet", "clone --branch main --quiet", "a branch moves"),
-        ("FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2", "FlashMLA nv_dev", "git fetch: 'nv_dev' is no full"),
+        ("FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2", "FlashMLA nv_dev", "git fetch: 'nv_dev' is not a full"),
         ("COPY kit ", "COPY kti ", r"COPY kti: not in the build's context"),
         ("COPY --from=kernels", "COPY --from=kernel", r"no such stage above.*did you mean 'kernels'"),
         ("COPY kit ", "ADD kit ", "ADD"),

@@ -63,7 +63,7 @@ def submission(tmp_path: Path, slurm: Slurm, site: Site | None = None, *changes:
 
 
 def found(tmp_path: Path, slurm: Slurm, *changes: tuple[str, Any], site: Site | None = None) -> dict[str, str]:
-    """Topic -> its findings that are no `ok`, as text."""
+    """Topic -> its findings other than `ok`, as text."""
     lines: dict[str, str] = {}
     for finding in doctor.examine(submission(tmp_path, slurm, site, *changes)):
         if finding.level != "ok":

@@ -98,7 +98,7 @@ def test_a_directory_that_is_no_sandbox_is_left_alone(layout: SandboxPaths) -> N
         (layout.state_dir / name).mkdir(parents=True)
         (layout.state_dir / name / "precious").touch()
     layout.record.write_text("mine")
-    with pytest.raises(UserError, match="exists and is no sandbox's state"):
+    with pytest.raises(UserError, match="exists and is not a sandbox's state"):
         make_directories(layout, gpus=0)
     for wipe in (False, True):
         assert not tear_down(layout, wipe=wipe)

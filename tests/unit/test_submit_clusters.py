@@ -76,7 +76,7 @@ def test_what_has_to_be_set_is_named_one_after_the_other(
     words = ["submit", "--hw=h100", "--model=dsv4-flash", f"--site={site}"]
     assert "MODEL_PATH: not set; dsv4-flash needs the directory" in refused(capsys, monkeypatch, *words)
     words += [f"--model-path={tmp_path}"]
-    assert "is no model in Hugging Face form" in refused(capsys, monkeypatch, *words)
+    assert "is not a model in Hugging Face form" in refused(capsys, monkeypatch, *words)
     (tmp_path / "config.json").write_text("{}")
     assert "TRAIN_FILE: not set" in refused(capsys, monkeypatch, *words)
     words += [f"--train-file={DATA / 'grpo.parquet'}"]

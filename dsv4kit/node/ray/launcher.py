@@ -67,7 +67,7 @@ class RayLauncher(Launcher):
         late = [report.host for report in reports if report.address not in joined]
         silent = self.spec.nodes - len(reports)
         lines = [
-            f"not joined after {self.spec.ray.ready_deadline_s:.0f} s: {', '.join(late) or 'none of those heard of'}"
+            f"not joined after {self.spec.ray.ready_deadline_s:.0f} s: {', '.join(late) or 'nodes without a report'}"
         ]
         if silent:
             lines.append(f"{silent} of {self.spec.nodes} agents never reported")

@@ -12,7 +12,8 @@ from dsv4kit.errors import UserError
 
 BUILT_IN = Path(__file__).with_name("coefficients.yaml")
 
-# Hardware no run was published on takes the constants of its nearest kin; every time so found is an extrapolation.
+# Hardware no run was published on takes the constants of the most similar hardware; such times are
+# marked as extrapolated.
 NEAREST = {"h100": "h100", "h200": "h100", "gb200": "gb200", "b200": "gb200", "gb300": "gb200"}
 
 

@@ -115,7 +115,7 @@ class RunLength(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Everything the planner needs to know; `placed`: the batch script asks for topology.slurm_segment by itself."""
+    """Everything the planner needs to know; `placed`: the batch script itself asks for topology.slurm_segment."""
 
     model: str
     geometry: ModelShape

@@ -257,7 +257,7 @@ def render_search(candidates: Sequence[Candidate], now: Candidate | None, asked:
             )
         )
     header = ("", "PP", "EP", "CP", "rollout", "GPU GiB", "host GB", "step s", "imbalance", "layout")
-    note = "step s is extrapolated for every layout that has not been run; rollout is TP x DP"
+    note = "step s is extrapolated for every layout that was not measured; rollout is TP x DP"
     changed = as_set(changes(asked, candidates[0].question))
     return "\n".join([table(header, rows), note, f'the first: SET="{changed}"' if changed else "the first is in use"])
 

@@ -6,7 +6,7 @@ OUT_DIR/
   model/         Qwen2, 2 layers, hidden 64, about 120,000 random fp32 parameters; byte-level BPE; ChatML template
   train.parquet  GRPO prompts          test.parquet   GRPO validation prompts          sft.parquet   conversations
 
-The same bytes on every run. OUT_DIR appears complete or not at all; one that exists is left as it is.
+The same bytes on every run. OUT_DIR appears complete or not at all; one that exists is left unchanged.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ and the rows of a data set take seconds. The Python that does the work is the tr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -112,8 +113,9 @@ def _work(request: Request, python: Sequence[str], say: Callable[[str], None]) -
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps(dataclasses.asdict(request)))
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it ended before it read; its status and its words say why
+                process.stdin.write(json.dumps(dataclasses.asdict(request)))
+                process.stdin.close()
             for line in process.stdout:
                 say(line.rstrip("\n"))
             status = process.wait()

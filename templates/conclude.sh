@@ -7,7 +7,9 @@ set -euo pipefail
 segment_dir=$1 checkpoint_dir=$2 job_name=$3 nodes=$4 limit=$5 srun_status=$6 log_start=$7
 run_dir=${segment_dir%/segments/*}
 segment=$((10#${segment_dir##*/}))
-attempt=${SLURM_RESTART_COUNT:-0}
+# The last attempt of this job: its agents may have started the trainer more than once.
+attempt=${DSV4KIT_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+while [ -d "$segment_dir/attempt-$((attempt + 1))" ]; do attempt=$((attempt + 1)); done
 outcome=$segment_dir/attempt-$attempt/outcome.json
 # Begins each answer of Slurm's clients: a site may print more than what is asked for.
 mark='dsv4kit|'

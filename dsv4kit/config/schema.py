@@ -232,6 +232,10 @@ class WatchLimits(Section):
 
     stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
     max_attempts_without_progress: PositiveInt = Field(description="consecutive ones after which the chain stops")
+    restarts: NonNegativeInt = Field(
+        default=0,
+        description="how often a job starts its trainer again after a fault, from the last checkpoint",
+    )
     sample_interval_s: PositiveFloat = Field(description="period of the memory sampler on every node")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ class StateReader:
             phase=now.phase if now else None,
             phase_s=round(max(0.0, time.time() - now.time), 1) if now else None,
             usual_s=self._usual.seconds(now.phase, others) if now else None,
-            notes=_notes(latest) if latest else [],
+            notes=[*_starts_again(attempts), *(_notes(latest) if latest else [])],
         )
 
 
@@ -190,6 +191,18 @@ def _notes(attempt: AttemptReader) -> list[str]:
     if attempt.outcome:
         return attempt.outcome.notes
     return [*(attempt.course.actions if attempt.course else []), *attempt.notes]
+
+
+def _starts_again(attempts: Sequence[AttemptReader]) -> Iterator[str]:
+    """Why the segment has more than one attempt, and how long it took until it trained again."""
+    for number, (before, after) in enumerate(pairwise(attempts)):
+        if (ended := before.outcome) is None:
+            continue
+        line = f"attempt {number} ended at step {ended.reached}: {ended.end}"
+        line += "".join(f" ({evidence})" for evidence in ended.evidence[:1])
+        trains = [mark.time for mark in after.marks if mark.phase == phases.STEPS]
+        fault = [mark.time for mark in before.marks if mark.phase == phases.END] or [ended.ended]
+        yield f"{line}; trained again {trains[0] - fault[-1]:.0f} s later" if trains else line
 
 
 def _remembered_state(done: Outcome | None) -> str:

@@ -189,6 +189,7 @@ class Submission:
                 min_shm_bytes=int(settings.hardware.min_shm_gib * _GIB),
                 stall_s=settings.watch.stall_s,
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,
+                restarts=settings.watch.restarts,
             ),
         )
 

@@ -35,19 +35,17 @@ _POLL_S = 0.25
 class Agent:
     """One node's part in one attempt."""
 
-    def __init__(self, run: RunDir, segment: int) -> None:
-        self.spec = NodeSpec.load(run)
-        self.attempt = Attempt.here(run, segment)
+    def __init__(self, attempt: Attempt, terminated: threading.Event) -> None:
+        """`terminated`: set once Slurm ends the job."""
+        self.spec = NodeSpec.load(attempt.run)
+        self.attempt, self.terminated = attempt, terminated
         self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
         self.temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
         self.env = environment.build(os.environ, self.spec, self.attempt.files, self.temporary)
-        self.terminated = threading.Event()
         self.launcher: Launcher | None = None
 
-    def run(self) -> None:
-        """The attempt, from the first check to the last process ended."""
-        processes.adopt_orphans()
-        signal.signal(signal.SIGTERM, self._on_terminate)
+    def run(self) -> bool:
+        """The attempt, from the first check to the last process ended; whether this job makes another one."""
         sampler = Sampler(self.attempt.own.samples, self.spec.sample_interval_s)
         sampler.start()
         self._make_home()
@@ -60,10 +58,7 @@ class Agent:
             processes.end_descendants(grace_s=1)  # a raylet would otherwise drain for 30 s, with nothing left to drain
             sampler.stop()
             self._clean()
-
-    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        """Only records it: a handler can run between any two lines, so it must not write files or end processes."""
-        self.terminated.set()
+        return self.attempt.again and not self.terminated.is_set()
 
     def _make_home(self) -> None:
         """The home that `environment.build` falls back to lies in scratch, which the preflight checks."""
@@ -101,4 +96,15 @@ class Agent:
 def run_segment(run_dir: str, segment: int) -> None:
     """What submitit runs on every node."""
     print(f"{socket.gethostname()}: agent of segment {segment}, Python {sys.version.split()[0]}", flush=True)
-    Agent(RunDir(Path(run_dir)), segment).run()
+    terminated = threading.Event()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        """Only records it: a handler can run between any two lines, so it must not write files or end processes."""
+        terminated.set()
+
+    processes.adopt_orphans()
+    signal.signal(signal.SIGTERM, terminate)
+    attempt = Attempt.here(RunDir(Path(run_dir)), segment)
+    while Agent(attempt, terminated).run():
+        attempt = attempt.following()
+        print(f"{socket.gethostname()}: starts again, attempt {attempt.number}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import socket
@@ -9,30 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsv4kit.run.directory import AttemptDir, RunDir, SegmentDir
-from dsv4kit.run.files import read_json, write_json
+from dsv4kit.run.files import read_json, read_object, write_json
 from dsv4kit.run.node_files import NodeFiles, NodesSeen, NodesWatch
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of a segment on a set of nodes, as seen from the node with Slurm's number `rank`."""
+    """One start of a segment on a set of nodes, as seen from the node with Slurm's number `rank`.
+
+    `restarts`: how many attempts this job has made before it.
+    """
 
     run: RunDir
     segment: int
     number: int
     rank: int
     job_id: str
+    restarts: int = 0
 
     @classmethod
     def here(cls, run: RunDir, segment: int) -> Attempt:
-        """From what Slurm tells this task. A requeued job gets the next attempt number."""
+        """From what the batch script and Slurm tell this task. A requeued job gets the next attempt number."""
         return cls(
             run,
             segment,
-            number=int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            number=int(os.environ.get("DSV4KIT_ATTEMPT") or os.environ.get("SLURM_RESTART_COUNT") or 0),
             rank=int(os.environ["SLURM_PROCID"]),
             job_id=os.environ["SLURM_JOB_ID"],
         )
+
+    def following(self) -> Attempt:
+        """The one that this job makes after it."""
+        return dataclasses.replace(self, number=self.number + 1, restarts=self.restarts + 1)
 
     @property
     def leads(self) -> bool:
@@ -85,11 +94,16 @@ class Attempt:
         """Whether every node takes part."""
         return read_json(self.files.ready_file) is not None
 
-    def finish(self) -> None:
-        """Tells all nodes that the attempt is over."""
-        write_json(self.files.over_file, {})
+    def finish(self, again: bool = False) -> None:
+        """Tells all nodes that the attempt is over, and whether this job makes another one."""
+        write_json(self.files.over_file, {"again": again})
 
     @property
     def over(self) -> bool:
         """Whether node 0 has finished the attempt."""
         return read_json(self.files.over_file) is not None
+
+    @property
+    def again(self) -> bool:
+        """Whether this job makes another attempt after this one."""
+        return read_object(self.files.over_file).get("again") is True

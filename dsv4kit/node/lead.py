@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import socket
 import threading
 import time
@@ -11,18 +13,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsv4kit.checkpoint import tracker
-from dsv4kit.node import driver, preflight
+from dsv4kit.node import driver, preflight, restart
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.resume import set_course
-from dsv4kit.run import ends, exclusions, outcome
+from dsv4kit.run import ends, exclusions, metrics, outcome
 from dsv4kit.run.course import Course
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.files import read_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
-from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases
+from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases, seconds
 
 _POLL_S = 0.25
 # All nodes check themselves at the same time, so what one finds others find soon.
@@ -45,15 +47,16 @@ class Lead:
     def run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
         """The whole attempt; `prepare` sets up and checks this node, and makes its launcher."""
         self.phases.begin(BRING_UP)
+        again = False
         try:
             self.lease.take(self.terminated.is_set)
         except LeaseHeldError as held:
             self._step_aside(held.owner)
         else:
-            self._run(prepare)
+            again = self._run(prepare)
         finally:
             self.lease.give_back()
-            self.attempt.finish()
+            self.attempt.finish(again)
 
     def _step_aside(self, owner: str) -> None:
         """Another trainer of this run is at work: nothing is repaired, started or saved."""
@@ -61,7 +64,8 @@ class Lead:
         end = ends.TERMINATED if self.terminated.is_set() else ends.ANOTHER_LIVE
         self._conclude(Course(saved, saved), Evidence(end, [_live(owner)]), [])
 
-    def _run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
+    def _run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> bool:
+        """The attempt; whether this job makes another one."""
         excluded: list[str] = []
         saved = tracker.read_tracker(Path(self.spec.checkpoint_dir)) or 0
         here = Course(saved, saved)
@@ -78,7 +82,7 @@ class Lead:
             evidence = Evidence(ends.AGENT_FAILED, [f"{type(error).__name__}: {error}", *_raised_at(error)])
         finally:
             self.phases.begin(END)
-        self._conclude(here, evidence, excluded)
+        return self._conclude(here, evidence, excluded)
 
     def _advance(self, here: Course, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> Evidence:
         if here.refusal:
@@ -145,7 +149,8 @@ class Lead:
             return ends.NODE_LOST
         return None
 
-    def _conclude(self, here: Course, evidence: Evidence, excluded: list[str]) -> None:
+    def _conclude(self, here: Course, evidence: Evidence, excluded: list[str]) -> bool:
+        """Writes what the attempt did and what is next; whether that is another attempt of this job."""
         directory = Path(self.spec.checkpoint_dir)
         reached = here.start if here.refusal else tracker.read_tracker(directory) or 0
         seen = self.attempt.look()
@@ -177,10 +182,23 @@ class Lead:
             started=round(self.started, 3),
             ended=round(time.time(), 3),
         )
+        if again := self._restarts(result, bool(bad)):
+            result = dataclasses.replace(result, again=True, reason=f"{result.reason}; started again in the same job")
         outcome.save(result, self.attempt.segment_dir)
-        outcome.announce(result, self.attempt.segment_dir)
+        if not again:  # the batch script reads it once the last attempt is over
+            outcome.announce(result, self.attempt.segment_dir)
         read = outcome.load(self.attempt.files) or result  # as every reader has it: cancelled
         print(f"segment {read.segment}: {read.end}, {read.next}: {read.reason}", flush=True)
+        return again
+
+    def _restarts(self, result: outcome.Outcome, avoided: bool) -> bool:
+        if self.terminated.is_set() or self.attempt.stop_requested or outcome.is_cancelled(self.attempt.files):
+            return False
+        steps = [step for step in metrics.read_metrics(self.attempt.files.metrics_file) if step.trained]
+        needed = restart.needed_s(seconds(self.phases.marks, time.time()), len(steps))
+        left = float(os.environ.get("SLURM_JOB_END_TIME", "inf")) - time.time()
+        limit = self.spec.limits.restarts
+        return restart.is_due(result, avoided, self.attempt.restarts, limit, left, needed)
 
     def _exclude(self, hosts: list[str], seen: NodesSeen, evidence: Evidence) -> None:
         """Writes down the nodes that the run avoids from now on, by Slurm's names, each with its own reason."""

@@ -16,8 +16,9 @@ from dsv4kit.run.node_spec import NodeSpec
 def set_course(spec: NodeSpec, attempt: Attempt) -> Course:
     """Looks at the checkpoints, repairs what can be repaired, and fixes the steps of this attempt."""
     close_lost_attempts(spec, attempt)
-    # A restart of the segment goes on from where the first attempt got.
-    asked = course.request_of(attempt.segment_dir) if attempt.number == 0 else SegmentRequest()
+    # What was asked for is done once: an attempt after the one that did it goes on from where that one got.
+    earlier = [was for before in range(attempt.number) if (was := course.load(attempt.segment_dir.attempt(before)))]
+    asked = SegmentRequest() if earlier else course.request_of(attempt.segment_dir)
     high_water = max((past.reached for past in outcome.history(attempt.run)), default=0)
     try:
         found = prepare_resume(
@@ -33,6 +34,8 @@ def set_course(spec: NodeSpec, attempt: Attempt) -> Course:
     except CheckpointError as error:
         return Course(0, 0, refusal=[str(error), *error.evidence])
     target = min(found.start_step + spec.segment_steps, spec.total_steps)
+    if attempt.restarts and earlier:  # in the time that is left of the same job
+        target = max(min(target, earlier[-1].target), min(found.start_step + 1, spec.total_steps))
     return Course(found.start_step, target, list(found.actions))
 
 

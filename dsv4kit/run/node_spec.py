@@ -28,12 +28,16 @@ class NodeResources:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a node must have before it starts, and when a segment is given up."""
+    """What a node must have before it starts, and when a segment is given up.
+
+    `restarts`: how often a job starts its trainer again after a fault.
+    """
 
     min_memory_bytes: int
     min_shm_bytes: int
     stall_s: float
     max_attempts_without_progress: int
+    restarts: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _NEXT_KEY = "verdict"
 class Outcome:
     """`outcome.json` of an attempt. Steps are absolute; `reached` is the last step a complete checkpoint holds.
 
-    `next` is what the chain does: CONTINUE, FINISHED or STOP.
+    `next` is what the chain does: CONTINUE, FINISHED or STOP. `again`: the same job makes another attempt first.
     """
 
     segment: int
@@ -44,6 +44,7 @@ class Outcome:
     excluded_nodes: list[str] = field(default_factory=list)
     nodes: list[str] = field(default_factory=list)
     exit_status: int | None = None
+    again: bool = False
     started: float = 0.0
     ended: float = 0.0
 

@@ -53,12 +53,14 @@ class Phases:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.now: str | None = None
+        self.marks: list[Mark] = []
 
     def begin(self, phase: str) -> None:
         """Marks the begin of a phase, and so the end of the one before; nothing where it is going on already."""
         if phase != self.now:
             self.now = phase
-            append_json(self._path, {"phase": phase, "time": round(time.time(), 3)})
+            self.marks.append(Mark(phase, round(time.time(), 3)))
+            append_json(self._path, self.marks[-1]._asdict())
 
     def note(self, line: str) -> None:
         """Keeps a line for whoever looks at the attempt while it runs."""

@@ -69,6 +69,7 @@ class Cluster:
             "schedule.steps": 6,
             "schedule.segment_steps": 2,
             "schedule.save_freq": 1,
+            "watch.restarts": 0,
             **dict(changes),
         }
         overrides = [Override(key, value, "test") for key, value in settings.items()]

@@ -49,7 +49,7 @@ class Segment:
         (self.dir / "slurm.log").write_text(log)
         values = [self.dir, self.checkpoints, "name-1", nodes, limit, status, start]
         env = {**os.environ, "PATH": f"{self.root / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
-        env |= {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_PARTITION": "main"}
+        env |= {"SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_PARTITION": "main", "DSV4KIT_ATTEMPT": "0"}
         done = subprocess.run(["bash", SCRIPT, *map(str, values)], env=env, capture_output=True, text=True)
         self.said = done.stdout + done.stderr
         return done.returncode
@@ -77,6 +77,21 @@ class Segment:
 @pytest.fixture
 def segment(tmp_path: Path) -> Segment:
     return Segment(tmp_path)
+
+
+def test_of_a_job_that_started_its_trainer_twice_the_last_attempt_counts(segment: Segment) -> None:
+    attempts = [SegmentDir(segment.dir).attempt(number) for number in range(2)]
+    outcome.save(outcome.Outcome(2, 0, "7", 0, 4, 2, ends.KILLED, "continue", "", again=True), attempts[0].segment)
+    attempts[1].path.mkdir()
+    attempts[1].course_file.write_text("{}")
+    segment.conclude("srun: error: node2: task 1: Exited with exit code 7\n")
+    assert "next continue" in segment.said
+    lost = outcome.load(attempts[1])
+    assert lost is not None
+    assert (lost.attempt, lost.end, lost.excluded_nodes) == (1, ends.LOST, ["node2"])
+    first = outcome.load(attempts[0])
+    assert first is not None
+    assert first.end == ends.KILLED
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("finished", 0), ("stop", 1)])

@@ -65,9 +65,26 @@ def test_a_request_counts_for_the_first_attempt_only(spec: NodeSpec, tmp_path: P
     save_checkpoint(spec, 4)
     first = attempt(tmp_path, 2)
     SegmentRequest(2).save(first.segment_dir)
-    assert resume.set_course(spec, first).start == 2
+    begun = resume.set_course(spec, first)
+    begun.save(first.files)
+    assert begun.start == 2
     save_checkpoint(spec, 4)
     assert resume.set_course(spec, attempt(tmp_path, 2, number=1)).start == 4
+
+
+def test_a_request_outlives_an_attempt_that_never_began(spec: NodeSpec, tmp_path: Path) -> None:
+    save_checkpoint(spec, 2)
+    save_checkpoint(spec, 4)
+    SegmentRequest(2).save(attempt(tmp_path, 2).segment_dir)
+    assert resume.set_course(spec, attempt(tmp_path, 2, number=1)).start == 2
+
+
+def test_a_start_again_in_the_same_job_keeps_the_target_a_new_job_has_its_own(spec: NodeSpec, tmp_path: Path) -> None:
+    first = attempt(tmp_path)
+    resume.set_course(spec, first).save(first.files)
+    save_checkpoint(spec, 1)
+    assert resume.set_course(spec, first.following()).target == 3
+    assert resume.set_course(spec, attempt(tmp_path, 1, number=1)).target == 4
 
 
 def test_an_attempt_that_left_no_outcome_is_closed_as_lost(spec: NodeSpec, tmp_path: Path) -> None:

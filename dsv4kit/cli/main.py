@@ -25,6 +25,7 @@ VERBS = {
     "submit": "start a run",
     "status": "show a run",
     "logs": "show a run's log",
+    "explain": "what the processes of a running segment are doing now",
     "resume": "go on with a run",
     "cancel": "end a run",
     "profiles": "list profiles, or show one",

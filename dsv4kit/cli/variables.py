@@ -130,6 +130,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
+    "explain": (RUN,),
     "cancel": (RUN,),
 }
 

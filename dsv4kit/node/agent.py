@@ -25,6 +25,7 @@ from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.lead import Lead
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.sampler import Sampler
+from dsv4kit.node.stacks import StackReporter
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.node_files import NodeReport
 from dsv4kit.run.node_spec import NodeSpec
@@ -48,6 +49,8 @@ class Agent:
         """The attempt, from the first check to the last process ended; whether this job makes another one."""
         sampler = Sampler(self.attempt.own.samples, self.spec.sample_interval_s)
         sampler.start()
+        reporter = StackReporter(self.attempt, self.temporary)
+        reporter.start()
         self._make_home()
         try:
             if self.attempt.leads:
@@ -56,6 +59,7 @@ class Agent:
                 self._follow()
         finally:
             processes.end_descendants(grace_s=1)  # a raylet would otherwise drain for 30 s, with nothing left to drain
+            reporter.stop()
             sampler.stop()
             self._clean()
         return self.attempt.again and not self.terminated.is_set()

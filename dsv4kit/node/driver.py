@@ -12,14 +12,17 @@ from pathlib import Path
 
 from dsv4kit.checkpoint import inspection, tracker
 from dsv4kit.node import processes
-from dsv4kit.run import ends, metrics, phases
+from dsv4kit.run import ends, metrics, phases, stacks
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.driver_log import DriverLog, Event, Phase
 from dsv4kit.run.files import GrowingFile
 from dsv4kit.run.node_spec import NodeSpec
+from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
 _SEEDS_PER_START = 10_007
+# Of what the processes are doing, in the evidence of a hang.
+_LINES = 3
 # What the driver does after its log has shown so much.
 _AFTER = {
     Phase.STARTED: phases.IMPORT,
@@ -85,9 +88,19 @@ class Driver:
     """
 
     def __init__(
-        self, spec: NodeSpec, attempt: AttemptDir, phase_marks: phases.Phases, start: int, argv: Sequence[str]
+        self,
+        spec: NodeSpec,
+        attempt: AttemptDir,
+        phase_marks: phases.Phases,
+        start: int,
+        argv: Sequence[str],
+        explain: Callable[[], Sequence[ProcessStack]] = tuple,
     ) -> None:
-        """`argv` is `command`'s, for a segment that begins after step `start`."""
+        """`argv` is `command`'s, for a segment that begins after step `start`.
+
+        `explain` tells what the processes of all nodes are doing; it is asked when the driver is silent.
+        """
+        self._explain, self.odd_nodes = explain, list[str]()
         self._spec, self._attempt, self._phases = spec, attempt, phase_marks
         self._start, self._argv = start, argv
         self._log = DriverLog()
@@ -107,7 +120,7 @@ class Driver:
 
     def _watch(self, process: subprocess.Popen[bytes], interrupted: Callable[[], str | None]) -> DriverEnd:
         log, lines = self._log, GrowingFile(self._attempt.driver_log)
-        last_sign_of_life, seen_metrics = time.monotonic(), 0
+        last_sign_of_life, seen_metrics, asked_at = time.monotonic(), 0, 0.0
         while True:
             exit_status = process.poll()
             for line in lines.new_lines():
@@ -127,9 +140,16 @@ class Driver:
                 return DriverEnd(exit_status, None, [])
             if end := interrupted():
                 return DriverEnd(processes.end(process), end, [])
-            if (silence := time.monotonic() - last_sign_of_life) > self._spec.limits.stall_s:
+            silence = time.monotonic() - last_sign_of_life
+            if silence > self._spec.limits.stall_s / 2 and asked_at < last_sign_of_life:
+                asked_at = time.monotonic()
+                for place in stacks.described(self._explain())[:_LINES]:
+                    self._note(f"no sign of life for {silence:.0f} s: {place}")
+            if silence > self._spec.limits.stall_s:
+                found = self._explain()
+                self.odd_nodes = stacks.odd_nodes(found)
                 evidence = f"no log line and no finished step for {silence:.0f} s"
-                return DriverEnd(processes.end(process), ends.STALLED, [evidence])
+                return DriverEnd(processes.end(process), ends.STALLED, [evidence, *stacks.described(found)[:_LINES]])
             time.sleep(_POLL_S)
 
     def _tell(self, events: Iterable[Event]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dsv4kit.node.ray.cluster import FOREIGN_GPU_VARIABLES
+from dsv4kit.node.stacks import DIRECTORY
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.node_spec import NodeSpec
 
@@ -25,6 +26,7 @@ def build(base: Mapping[str, str], spec: NodeSpec, attempt: AttemptDir, temporar
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "HYDRA_FULL_ERROR": "1",
         "DSV4KIT_ATTEMPT_DIR": str(attempt.path),  # for the plugin
+        "DSV4KIT_STACKS_DIR": str(temporary / DIRECTORY),  # where processes write what they are doing
         # verl opens this file anew at each start, hence one per attempt.
         "VERL_FILE_LOGGER_PATH": str(attempt.metrics_file),
     }

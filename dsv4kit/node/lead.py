@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,7 @@ from dsv4kit.node import driver, preflight, restart
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.resume import set_course
-from dsv4kit.run import ends, exclusions, metrics, outcome
+from dsv4kit.run import ends, exclusions, metrics, outcome, stacks
 from dsv4kit.run.course import Course
 from dsv4kit.run.ends import Evidence
 from dsv4kit.run.files import read_json
@@ -25,6 +25,7 @@ from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases, seconds
+from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
 # All nodes check themselves at the same time, so what one finds others find soon.
@@ -123,11 +124,13 @@ class Lead:
     def _drive(self, here: Course, own: NodeReport, launcher: Launcher) -> Evidence:
         self.phases.begin(IMPORT)
         argv = driver.command(self.spec, here.start, here.target, launcher.runner(own))
-        running = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv)
+        running = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv, self._explain)
         ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
         self.exit_status, self.notes = ended.exit_status, running.notes
         if ended.ended_as == ends.ANOTHER_LIVE:
             return Evidence(ends.ANOTHER_LIVE, [_live(self.lease.lost or "unknown")])
+        if running.odd_nodes:
+            raise AttemptError(ends.STALLED, ended.evidence, running.odd_nodes)
         if ended.ended_as not in (None, ends.PART_ENDED):
             return Evidence(ended.ended_as, ended.evidence)
         if tracker.read_tracker(Path(self.spec.checkpoint_dir)) == here.target:
@@ -138,6 +141,9 @@ class Lead:
             line = f"the driver ended by itself at step {running.steps_done()}, before step {here.target} was saved"
             return Evidence(ends.STOPPED_SHORT, [line])
         return launcher.evidence(ended.exit_status)
+
+    def _explain(self) -> Sequence[ProcessStack]:
+        return stacks.ask(self.attempt.files, self.spec.nodes)
 
     def _interrupted(self) -> str | None:
         """The class of end that is due now, or None."""

@@ -79,6 +79,21 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def state(pid: int) -> str:
+    """Its state as one letter of /proc; empty where it is gone."""
+    return _parent_and_state(pid)[1]
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal; what has none would be ended by it."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration, IndexError):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def _living() -> list[int]:
     """Descendants still there, with the dead ones reaped on the way."""
     _reap()

@@ -118,6 +118,11 @@ class AttemptDir:
         return self.path / "ray_nodes.json"
 
     @property
+    def explain_file(self) -> Path:
+        """Asks every node what its processes are doing: `{"asked": ...}` (stacks)."""
+        return self.path / "explain.json"
+
+    @property
     def bandwidth_file(self) -> Path:
         """What the doctor's visit measured."""
         return self.path / "bandwidth.json"

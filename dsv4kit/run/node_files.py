@@ -2,6 +2,7 @@
 
     <host>.json  its checks (NodeReport)         <host>.csv           memory over time (samples)
     <host>.failed  why it cannot go on           <host>.setup.log     output of the site's setup
+    <host>.stacks  what its processes were doing when somebody asked (stacks)
     <host>.ended  its processes ended badly      <host>.ray.log, <host>.torchrun.log
 
 Standard library only; frozen into every run.
@@ -19,7 +20,7 @@ from typing import Any
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.files import read_json, read_object, write_json, write_text
 
-_REPORT, _FAILURE, _ENDED, _SAMPLES = ".json", ".failed", ".ended", ".csv"
+_REPORT, _FAILURE, _ENDED, _SAMPLES, _STACKS = ".json", ".failed", ".ended", ".csv", ".stacks"
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class NodeFiles:
         """Tells node 0 that this node's processes ended badly, and when (seconds since the epoch)."""
         write_json(self._file(_ENDED), {"status": status, "time": time})
 
+    def answer(self, content: dict[str, object]) -> None:
+        """Says what this node's processes are doing."""
+        write_json(self._file(_STACKS), content)
+
     def _file(self, suffix: str) -> Path:
         return self.attempt.nodes / f"{self.host}{suffix}"
 
@@ -128,6 +133,11 @@ def ended_first(attempt: AttemptDir) -> list[NodeFiles]:
         if suffix == _ENDED and (content := read_object(attempt.nodes / name)):
             found.append((content["time"], host))
     return [NodeFiles(attempt, host) for _, host in sorted(found)]
+
+
+def stack_answers(attempt: AttemptDir) -> list[dict[str, Any]]:
+    """What each node has last said about its processes."""
+    return [read_object(attempt.nodes / name) for name in _names(attempt) if name.endswith(_STACKS)]
 
 
 def sampled(attempt: AttemptDir) -> list[NodeFiles]:

@@ -46,6 +46,10 @@ def table(state: RunState) -> str:
     head = f"{state.run}: {state.state}, {state.saved_step} of {state.total_steps} steps saved{last}"
     notes = [f"segment {segment.segment}: {line}" for segment in state.segments for line in _notes(segment)]
     notes += [f"avoids {one['node']} since segment {one['segment']}: {one['reason']}" for one in state.excluded_nodes]
+    notes += [
+        f"job {job_id} ({job_state}) is in the queue and no segment is known to have it: the submission was cut short"
+        for job_id, job_state in state.other_jobs.items()
+    ]
     reason = [state.reason] if state.reason else []
     return "\n".join([head, state.directory, *reason, *what_next(state), "", *aligned(rows), *notes])
 
@@ -60,7 +64,7 @@ def _row(segment: SegmentState, measure: str) -> tuple[str, ...]:
     until = segment.end_step if segment.end_step is not None else segment.last_step
     steps = "" if segment.start_step is None else f"{segment.start_step}-{until if until is not None else '?'}"
     return (
-        str(segment.segment),
+        f"{segment.segment}{' (spare)' if segment.spare else ''}",
         segment.job_id,
         segment.state,
         f"{steps} of {segment.target_step}" if steps else "",

@@ -51,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     submission.check_cluster()
     settings = submission.resolved.settings
+    schedule = settings.schedule
     print(f"run {submission.run.name}: {settings.description}")
     print(
-        f"plan: {settings.schedule.steps} steps in {submission.segments} segments of {settings.schedule.segment_steps}"
-        f" on {settings.schedule.nodes} nodes, a checkpoint every {settings.schedule.save_freq} steps"
+        f"plan: {schedule.steps} steps in {submission.segments} segments of {schedule.segment_steps}"
+        f" on {schedule.nodes} nodes, a checkpoint every {schedule.save_freq} steps{_spares(schedule.spare_segments)}"
     )
     submission.submit(lambda line: print(line, flush=True))
     print(f"directory: {submission.run.path}")
@@ -64,6 +65,10 @@ def run(args: argparse.Namespace) -> int:
         return follow(submission.run, submission.slurm)
     print(f"`{hints.command('status', RUN=submission.run.name)}` shows how it goes")
     return 0
+
+
+def _spares(count: int) -> str:
+    return f"; {count} spare segment{'s' if count > 1 else ''} behind them, for those that fail" if count else ""
 
 
 def _plan_allows(submission: Submission) -> bool:

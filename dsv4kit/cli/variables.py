@@ -45,6 +45,7 @@ SETTINGS = (
     Variable("NODES", "nodes of the run", "schedule.nodes"),
     Variable("STEPS", "steps of the whole run", "schedule.steps"),
     Variable("SEGMENT_STEPS", "steps of one segment (one Slurm job)", "schedule.segment_steps"),
+    Variable("SPARE_SEGMENTS", "segments more than the steps take, for those that fail", "schedule.spare_segments"),
     Variable("SAVE_FREQ", "steps between checkpoints", "schedule.save_freq"),
     Variable("TIME", "Slurm time limit of one segment, e.g. 4:00:00", "schedule.time"),
     Variable("DETERMINISTIC", "True: resumes are bit-identical", "deterministic"),

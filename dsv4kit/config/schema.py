@@ -214,6 +214,12 @@ class Schedule(Section):
     save_freq: Annotated[int, AfterValidator(_saves), WHOLE] = Field(
         description="steps between checkpoints; the last step of a segment is always saved"
     )
+    # As many failures in a row without progress as stop a run by themselves (watch.max_attempts_without_progress).
+    spare_segments: NonNegativeInt = Field(
+        default=2,
+        description="segments more than the steps take, at the end of the chain: for those that fail. A run that is"
+        " finished cancels them",
+    )
     time: Annotated[str, AfterValidator(time_limit.checked)] = Field(
         description="Slurm time limit of one segment, in Slurm's own notation"
     )

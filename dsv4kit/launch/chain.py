@@ -3,72 +3,84 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from dsv4kit.errors import UserError
 from dsv4kit.launch.executor import SegmentExecutor
-from dsv4kit.launch.render import conclude_text
 from dsv4kit.launch.slurm import Slurm, error_lines
 from dsv4kit.run.course import SegmentRequest
 from dsv4kit.run.directory import ChainLink, RunDir
-from dsv4kit.run.files import write_json, write_text
+from dsv4kit.run.files import write_json
 
 
 class JobsLeftError(UserError):
     """Jobs of a submission that failed are still in the queue, because cancelling them failed too."""
 
 
+def planned(first: int, count: int, spares: int) -> list[ChainLink]:
+    """The segments of a chain that begins with the segment `first`: those its steps take, then the spare ones."""
+    return [ChainLink(first + place, spare=place >= count) for place in range(count + spares)]
+
+
 def submit_segments(
     run: RunDir,
-    segments: Iterable[int],
+    links: Sequence[ChainLink],
     executor: Callable[[int, str | None], SegmentExecutor],
     progress: Callable[[str], None],
     slurm: Slurm,
     request: SegmentRequest | None = None,
 ) -> list[ChainLink]:
-    """Submits the segments in order and records them in `chain.json` as they get their job ids.
+    """Writes all that the segments need, submits them in order, and records their job ids in `chain.json`.
 
     `executor` makes the executor of a segment that waits for a job id. `request` is what the first of them is asked for
-    (see run/course.py). Whatever interrupts it (sbatch refuses one, a key is pressed), the jobs submitted so far are
-    cancelled and the chain is as before; JobsLeftError where that is impossible.
+    (see run/course.py). The chain is recorded before anything of it is written or submitted, so that whoever reads the
+    run knows how far a submission that was killed has come. Whatever else interrupts it (sbatch refuses one, a key is
+    pressed), the jobs submitted so far are cancelled and the chain is as before; JobsLeftError where that cannot be.
     """
     from dsv4kit.node.agent import run_segment  # all of the agent: nothing a dry run needs
 
     before = run.chain()
-    links: list[ChainLink] = []
-    after: str | None = None
-    segment = 0
+    done: list[ChainLink] = []
     try:
-        for segment in segments:
-            prepared = executor(segment, after)
-            write_text(run.segment(segment).script, prepared.script_text())
-            write_text(run.segment(segment).conclude_script, conclude_text())
-            if not links and before:
-                write_json(run.segment(segment).resumed_file, {"time": round(time.time(), 1)})
-            if request and not links:
-                request.save(run.segment(segment))
-            job = prepared.submit(run_segment, str(run.path), segment)
-            slurm.confirm(str(job.job_id), run.job_name, after)
-            after = str(job.job_id)
-            links.append(ChainLink(segment, after))
-            run.save_chain([*before, *links])
+        run.save_chain([*before, *links])
+        for link in links:
+            executor(link.segment, None).prepare(run_segment, str(run.path), link.segment)
+        first = run.segment(links[0].segment)
+        if before:
+            write_json(first.resumed_file, {"time": round(time.time(), 1)})
+        if request:
+            request.save(first)
+        for link in links:
+            after = done[-1].job_id if done else None
+            job_id = executor(link.segment, after).submit_prepared()
+            slurm.confirm(job_id, run.job_name, after)
+            done.append(ChainLink(link.segment, job_id, link.spare))
+            run.save_chain([*before, *done, *links[len(done) :]])
             with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the submission goes on
-                progress(f"segment {segment}: job {after}")
+                progress(f"{name_of(link)}: job {job_id}")
     except BaseException as error:
-        _take_back(run, before, slurm)
+        _take_back(run, before, links, slurm)
         if isinstance(error, FailedJobError | FailedSubmissionError):
-            raise UserError(f"sbatch refused segment {segment}: {error_lines(str(error))}") from None
+            raise UserError(f"sbatch refused segment {links[len(done)].segment}: {error_lines(str(error))}") from None
         raise
-    return links
+    return done
 
 
-def _take_back(run: RunDir, before: list[ChainLink], slurm: Slurm) -> None:
+def name_of(link: ChainLink) -> str:
+    """A segment as people are told of it."""
+    return f"segment {link.segment}{' (spare)' if link.spare else ''}"
+
+
+def _take_back(run: RunDir, before: Sequence[ChainLink], links: Sequence[ChainLink], slurm: Slurm) -> None:
     """Cancels by name: the job whose id was not read yet is among them, and before these the run had no live one."""
     try:
         slurm.cancel_named(run.job_name)
     except UserError as error:
         raise JobsLeftError(f"RUN={run.name}: jobs named {run.job_name} may be left in the queue: {error}") from None
+    for link in links:  # what one of them was asked for must not be asked of a later one of its number
+        shutil.rmtree(run.segment(link.segment).path, ignore_errors=True)
     run.save_chain(before)

@@ -21,6 +21,7 @@ _FREE = (
     "schedule.time",
     "schedule.steps",
     "schedule.segment_steps",
+    "schedule.spare_segments",
     "schedule.save_freq",
     "watch.",
     "ray.",

@@ -91,8 +91,9 @@ def send(submission: Submission, root: Path) -> Visit:
     script = SegmentScript(settings, submission.site, run, 1)
     executor = SegmentExecutor(run.segment(1).submitit, script, submission.python, submission.slurm)
     try:
-        job = executor.submit(visit, str(run.path))
-        submission.slurm.confirm(str(job.job_id), run.job_name, None)
+        executor.prepare(visit, str(run.path))
+        job_id = executor.submit_prepared()
+        submission.slurm.confirm(job_id, run.job_name, None)
     except (FailedJobError, FailedSubmissionError) as error:
         raise UserError(f"sbatch refused the doctor's job: {error_lines(str(error))}") from None
-    return Visit(run, str(job.job_id), submission.slurm, schedule.nodes)
+    return Visit(run, job_id, submission.slurm, schedule.nodes)

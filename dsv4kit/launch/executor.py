@@ -5,20 +5,21 @@ from __future__ import annotations
 import contextlib
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import submitit
-from submitit.core.utils import FailedSubmissionError
+from submitit.core.utils import CommandFunction, DelayedSubmission, FailedSubmissionError
 
-from dsv4kit.launch.render import SegmentScript
+from dsv4kit.launch.render import SegmentScript, conclude_text
 from dsv4kit.launch.slurm import TOKEN, Slurm, submitted_job
-from dsv4kit.run.files import write_text
+from dsv4kit.run.files import replacement, write_text
 
 
 class SegmentExecutor(submitit.SlurmExecutor):
     """Submits one segment. submitit brings the payload (its pickle, its command, its job files); the script is ours.
 
+    All that the segment needs is written first (`prepare`), and its job submitted later, by this process or another.
     sbatch runs in the caller's environment, without what would steer it; the job starts with one of its own.
     """
 
@@ -47,6 +48,28 @@ class SegmentExecutor(submitit.SlurmExecutor):
         """The script, exactly as `submit` hands it to sbatch."""
         return self._make_submission_file_text(self._submitit_command_str, "")
 
+    def prepare(self, function: Callable[..., object], *arguments: object) -> None:
+        """Writes the segment's script, what that runs at its end, its environment and its payload: `function`."""
+        segment = self._script.run.segment(self._script.segment)
+        write_text(segment.script, self.script_text())
+        write_text(segment.conclude_script, conclude_text())
+        self._write_environment()
+        segment.submitit.mkdir(exist_ok=True)
+        with replacement(segment.payload) as temporary:
+            DelayedSubmission(function, *arguments).dump(temporary)
+
+    def submit_prepared(self) -> str:
+        """Submits what `prepare` wrote; its job id. Raises what submitit raises where sbatch refuses it."""
+        script = str(self._script.run.segment(self._script.segment).script)
+        # With --export-file sbatch finds its own token in that file only, and a run directory keeps no secrets.
+        if not (token := self._slurm.token):
+            return self._job_id_of(self.sbatch_command(script))
+        with self._environment_in(token):
+            return self._job_id_of(self.sbatch_command(script))
+
+    def _job_id_of(self, command: list[str]) -> str:
+        return self._get_job_id_from_submission_command(CommandFunction(command, verbose=False)())
+
     def sbatch_command(self, script: str) -> list[str]:
         """The argv that submits it, for the caller's environment."""
         return self._slurm.command(*self._sbatch(script))
@@ -67,14 +90,6 @@ class SegmentExecutor(submitit.SlurmExecutor):
         dependency = "--dependency=" + ",".join(["singleton", *([f"afterany:{self._after}"] if self._after else [])])
         return ["sbatch", "--parsable", f"--export-file={self._environment}", dependency, *last]
 
-    def _submit_command(self, command: str) -> submitit.Job[object]:
-        # With --export-file sbatch finds its own token in that file only, and a run directory keeps no secrets.
-        self._write_environment()
-        if not (token := self._slurm.token):
-            return super()._submit_command(command)
-        with self._environment_in(token):
-            return super()._submit_command(command)
-
     @contextlib.contextmanager
     def _environment_in(self, token: str | None) -> Iterator[None]:
         """The job's environment, for this long, in a file that only this user can read."""
@@ -93,9 +108,6 @@ class SegmentExecutor(submitit.SlurmExecutor):
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return self._script.render(command)
-
-    def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-        return self.sbatch_command(str(submission_file_path))
 
     @staticmethod
     def _get_job_id_from_submission_command(string: bytes | str) -> str:

@@ -24,7 +24,7 @@ from dsv4kit.feasibility.case import Case
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.image import fit
 from dsv4kit.launch import changes, ownership
-from dsv4kit.launch.chain import submit_segments
+from dsv4kit.launch.chain import planned, submit_segments
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.freeze import renew
 from dsv4kit.launch.run_dir import read_record, write_record
@@ -35,7 +35,7 @@ from dsv4kit.run import exclusions, node_spec
 from dsv4kit.run.course import SegmentRequest
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json
-from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
+from dsv4kit.run.lease import DEAD_AFTER_S, Lease, LeaseHeldError, Owner
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class Resumption:
         asker = Owner(f"process {os.getpid()}", 0, 0, socket.gethostname())
         lease = Lease(self.run.path, asker, name="resume.json")
         try:
-            lease.take()
+            lease.take(told=lambda owner: _tell(progress, f"run {self.run.name}: {_watched(owner)}"))
         except LeaseHeldError as error:
-            who = error.owner.removeprefix("job ").partition(" (")[0]
-            raise UserError(f"RUN={self.run.name}: another `resume` of it is under way: {who}") from None
+            raise UserError(f"RUN={self.run.name}: another `resume` of it is under way: {_who(error.owner)}") from None
         try:
             return self._submit(progress)
         finally:
@@ -106,10 +105,12 @@ class Resumption:
         ownership.claim(checkpoints, self.run)
         count = math.ceil((total - start) / settings.schedule.segment_steps)
         first = max((link.segment for link in self.run.chain()), default=0) + 1
-        with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the resume goes on
-            progress(f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}")
-            for key, (old, new) in found.items():
-                progress(f"changed: {key}: {old} -> {new}")
+        links = planned(first, count, settings.schedule.spare_segments)
+        _tell(
+            progress,
+            f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}",
+            *(f"changed: {key}: {old} -> {new}" for key, (old, new) in found.items()),
+        )
 
         with contextlib.ExitStack() as back:
             if self.asked.new_kit:
@@ -118,7 +119,7 @@ class Resumption:
             node_spec.write(self.run, spec | {"total_steps": total})
             links = submit_segments(
                 self.run,
-                range(first, first + count),
+                links,
                 after.executor,
                 progress,
                 self.slurm,
@@ -143,11 +144,11 @@ class Resumption:
         state = read_state(self.run, self.slurm)
         if state.state == "unknown":
             raise UserError(f"RUN={self.run.name}: whether it still goes on is not known: {state.reason}")
-        if not state.over:
-            raise UserError(f"RUN={self.run.name}: is {state.state}; {_cancel(self.run)}")
-        if live := self.slurm.live(self.run.job_name):  # of a submission that was killed before it could note its jobs
+        if live := state.other_jobs or (self.slurm.live(self.run.job_name) if state.over else {}):
             jobs = ", ".join(live)
             raise UserError(f"RUN={self.run.name}: has jobs in the queue ({jobs}); {_cancel(self.run)}")
+        if not state.over:
+            raise UserError(f"RUN={self.run.name}: is {state.state}; {_cancel(self.run)}")
         start = state.saved_step if self.from_step is None else self.from_step
         if self.from_step:
             directory = Path(node_spec.read_as_dict(self.run)["checkpoint_dir"])
@@ -160,6 +161,25 @@ class Resumption:
         if start >= total:
             raise UserError(f"STEPS={total}: step {start} is saved already; a larger number goes on from there")
         return start
+
+
+def _who(owner: str) -> str:
+    """The process of another resume, as its lease names it."""
+    return owner.removeprefix("job ").partition(" (")[0]
+
+
+def _watched(owner: str) -> str:
+    """Said at once, before a minute of silence."""
+    return (
+        f"another `resume` of it ({_who(owner)}) is under way or was killed; waiting up to {DEAD_AFTER_S:.0f} s to see"
+        " which"
+    )
+
+
+def _tell(progress: Callable[[str], None], *lines: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the reader of the output is gone; the resume goes on
+        for line in lines:
+            progress(line)
 
 
 def _cancel(run: RunDir) -> str:

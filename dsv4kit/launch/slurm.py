@@ -145,14 +145,18 @@ class Slurm:
                 return name.rstrip("*")
         raise UserError("the cluster has no default partition; slurm.partition of the site names one")
 
-    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
-        """States of the jobs Slurm still remembers; the others are left out."""
-        wanted = list(job_ids)
-        if not wanted:
+    def states(self, job_ids: Iterable[str], job_name: str | None = None) -> dict[str, JobState]:
+        """States of the jobs Slurm still remembers, and of all others of that name; the rest is left out."""
+        wanted = set(job_ids)
+        if not wanted and job_name is None:
             return {}
         # Asked for by user: `squeue -j` fails as a whole once it has forgotten one of the jobs.
-        answer = self.rows(3, "squeue", "--me", "-h", "-t", "all", "-o", f"{MARK}%i|%T|%R")
-        return {job_id: JobState(state, reason) for job_id, state, reason in answer if job_id in wanted}
+        answer = self.rows(4, "squeue", "--me", "-h", "-t", "all", "-o", f"{MARK}%i|%T|%j|%R")
+        return {
+            job_id: JobState(state, reason)
+            for job_id, state, name, reason in answer
+            if job_id in wanted or name == job_name
+        }
 
     def comment(self, job_id: str) -> str | None:
         """The comment that a job carries; None without one."""

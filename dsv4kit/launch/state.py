@@ -20,11 +20,14 @@ from dsv4kit.run.files import read_object
 from dsv4kit.run.outcome import Outcome
 from dsv4kit.run.reader import AttemptReader, RunReader
 
+NOT_SUBMITTED = "NOT SUBMITTED"
+
 
 @dataclass(frozen=True)
 class SegmentState:
     """One segment. Steps are absolute; `end_step` is what is saved; `seconds` tells where the time went, by phase.
 
+    `state` is Slurm's, or NOT_SUBMITTED. `spare`: it is one more than the run's steps take, for one that fails.
     `changes`: settings that it has otherwise than the segment before, each with what it was and is. `phase` and
     `phase_s` are what a running one does now, and for how long; `usual_s` is how long that usually takes, where it is
     known. `notes`: what a reader should know that did not end it.
@@ -50,11 +53,12 @@ class SegmentState:
     phase_s: float | None = None
     usual_s: float | None = None
     notes: list[str] = field(default_factory=list)
+    spare: bool = False
 
     @property
     def over(self) -> bool:
-        """Whether Slurm is done with it."""
-        return self.state in ENDED
+        """Whether Slurm is done with it, or never heard of it."""
+        return self.state in (*ENDED, NOT_SUBMITTED)
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ class RunState:
     """A run and its segments.
 
     `state`: waiting, running, finished, cancelled (by the user), stopped (by itself), incomplete (the chain is used
-    up) or unknown. `excluded_nodes`: nodes the run avoids now, with when, in which segment and why.
+    up) or unknown. `excluded_nodes`: nodes the run avoids now, with when, in which segment and why. `other_jobs`: jobs
+    of the run in the queue that none of its segments is known to have, with their states. A spare segment that was not
+    needed is left out once the run is over.
     """
 
     run: str
@@ -76,6 +82,7 @@ class RunState:
     losses: dict[int, float]
     segments: list[SegmentState]
     excluded_nodes: list[dict[str, Any]] = field(default_factory=list)
+    other_jobs: dict[str, str] = field(default_factory=dict)
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -85,7 +92,7 @@ class RunState:
     @property
     def over(self) -> bool:
         """Whether nothing more happens by itself."""
-        return self.state not in ("waiting", "running", "unknown")
+        return _over(self.state)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -103,10 +110,14 @@ class StateReader:
         """The state now; where Slurm does not answer, from what is on disk alone."""
         run = self._run
         chain = run.chain()
+        ids = [link.job_id for link in chain if link.job_id]
+        no_answer = None
         try:
-            jobs = self._slurm.states(link.job_id for link in chain)
+            jobs = self._slurm.states(ids, run.job_name)
         except UserError as error:
-            jobs = {link.job_id: JobState("UNKNOWN", str(error)) for link in chain}
+            no_answer = str(error)
+            jobs = {job_id: JobState("UNKNOWN", no_answer) for job_id in ids}
+        others = {job_id: job.state for job_id, job in jobs.items() if job_id not in ids and job.state not in ENDED}
         files = self._files.look()
         segments = [self._segment(link, jobs.get(link.job_id), files) for link in chain]
         spec = node_spec.read_as_dict(run)
@@ -120,7 +131,7 @@ class StateReader:
         waiting = (segment for segment in segments if not segment.over and not segment.attempts)
         goes_back = any(run.segment(segment.segment).request_file.exists() for segment in waiting)
         past = [attempt.outcome for attempt in attempts if attempt.outcome]
-        state, reason = _state(segments, past, saved, spec["total_steps"], cancelled, goes_back)
+        state, reason = _state(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
         if state == "waiting" and "JobHeldUser" in reason:
             reason = self._why_held(segments) or reason
         return RunState(
@@ -133,7 +144,8 @@ class StateReader:
             last_reward=rewards[max(rewards)] if rewards else None,
             rewards=rewards,
             losses=losses,
-            segments=segments,
+            segments=[one for one in segments if not (one.spare and one.over and not one.attempts and _over(state))],
+            other_jobs=others,
             excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
 
@@ -154,6 +166,8 @@ class StateReader:
         done = latest.outcome if latest else None
         last = latest.last if latest else None
         state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
+        if not link.job_id:
+            state = JobState(NOT_SUBMITTED, "")
         marks = latest.marks if latest else []
         now = marks[-1] if marks and state.state == "RUNNING" and not done else None
         others = [other.marks for of_segment in files.values() for other in of_segment if other is not latest]
@@ -178,6 +192,7 @@ class StateReader:
             phase_s=round(max(0.0, time.time() - now.time), 1) if now else None,
             usual_s=self._usual.seconds(now.phase, others) if now else None,
             notes=[*_starts_again(attempts), *(_notes(latest) if latest else [])],
+            spare=link.spare,
         )
 
 
@@ -217,20 +232,37 @@ def _curve(steps: Sequence[metrics.StepMetrics], name: str) -> dict[int, float]:
     return {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
 
 
+def _over(state: str) -> bool:
+    return state not in ("waiting", "running", "unknown")
+
+
 def _state(
-    segments: list[SegmentState], past: list[Outcome], saved: int, total: int, cancelled: bool, goes_back: bool
+    segments: list[SegmentState],
+    others: Mapping[str, str],
+    past: list[Outcome],
+    saved: int,
+    total: int,
+    cancelled: bool,
+    goes_back: bool,
+    no_answer: str | None,
 ) -> tuple[str, str]:
     live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
-    if saved >= total and not goes_back and not any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
+    running = any(state in ("RUNNING", "COMPLETING") for state in (*(one.state for one in live), *others.values()))
+    if saved >= total and not goes_back and not running:
         return "finished", f"all {total} steps are saved"
-    if any(segment.state in ("RUNNING", "COMPLETING") for segment in live):
+    if running:
         return "running", ""
-    if live:
-        return "waiting", live[0].reason
+    if live or others:
+        return "waiting", live[0].reason if live else ""
     if cancelled:
         return "cancelled", f"by the user; step {saved} of {total} is saved"
     if past and past[-1].next == outcome.STOP:
         return "stopped", past[-1].reason
-    if segments and all(segment.state == "UNKNOWN" for segment in segments):
-        return "unknown", segments[0].reason
+    if no_answer is not None:
+        return "unknown", no_answer
+    submitted = [segment.segment for segment in segments if segment.state != NOT_SUBMITTED]
+    never = [one for one in segments if not one.spare and one.segment > max(submitted, default=0)]
+    if never or not segments:
+        those = f"{len(never)} segment{'s were' if len(never) > 1 else ' was'}" if submitted else "its segments were"
+        return "incomplete", f"step {saved} of {total} is saved; {those} never submitted"
     return "incomplete", f"step {saved} of {total} is saved and no segment is left"

@@ -30,7 +30,7 @@ from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
 from dsv4kit.launch import ownership
-from dsv4kit.launch.chain import JobsLeftError, submit_segments
+from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.render import SegmentScript
@@ -38,7 +38,7 @@ from dsv4kit.launch.run_dir import write_record
 from dsv4kit.launch.segment_option import asks_for_segment
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.run import node_spec
-from dsv4kit.run.directory import RunDir
+from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import temporary_name
 from dsv4kit.run.node_spec import Limits, NodeResources, NodeSpec
 from dsv4kit.verl_keys import overrides, rollout
@@ -72,9 +72,14 @@ class Submission:
 
     @property
     def segments(self) -> int:
-        """Segments the whole run takes."""
+        """Segments the whole run takes, the spare ones not counted."""
         schedule = self.resolved.settings.schedule
         return math.ceil(schedule.steps / schedule.segment_steps)
+
+    @property
+    def links(self) -> list[ChainLink]:
+        """The chain, before anything of it is submitted."""
+        return planned(1, self.segments, self.resolved.settings.schedule.spare_segments)
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -226,10 +231,10 @@ class Submission:
         parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
         parts += [f"# {self.run.segment(1).script}", executor.script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
-        for segment in range(1, self.segments + 1):
-            after = f"<job id of segment {segment - 1}>" if segment > 1 else None
-            argv = self.executor(segment, after).sbatch_command(str(self.run.segment(segment).script))
-            parts.append(shlex.join(argv))
+        for link in self.links:
+            after = f"<job id of segment {link.segment - 1}>" if link.segment > 1 else None
+            argv = self.executor(link.segment, after).sbatch_command(str(self.run.segment(link.segment).script))
+            parts.append(f"{shlex.join(argv)}{'  # spare' if link.spare else ''}")
         parts += [
             "",
             f"# {self.run.node_spec_file}",
@@ -249,6 +254,7 @@ class Submission:
             freeze(staging.kit)
             node_spec.write(staging, spec.as_dict())
             write_record(staging, self.frozen())
+            staging.save_chain([], self.run.job_name)
             staging.path.rename(self.run.path)
             if not self.resolved.settings.checkpoint.directory:
                 ownership.claim(Path(spec.checkpoint_dir), self.run)
@@ -259,7 +265,7 @@ class Submission:
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
             raise
         try:
-            submit_segments(self.run, range(1, self.segments + 1), self.executor, progress, self.slurm)
+            submit_segments(self.run, self.links, self.executor, progress, self.slurm)
         except JobsLeftError:
             raise
         except BaseException:

@@ -6,7 +6,7 @@
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
-    <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log; what steers it: STOP,
+    <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; what steers it: STOP,
                                       request.json, cancelled.json, resumed.json; what the batch script reads: verdict,
                                       excluded_nodes (outcome)
     <run>/segments/0001/attempt-0/    plan.json (course), phases.jsonl (phases), driver.log (driver_log),
@@ -23,7 +23,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,14 @@ _ATTEMPT = re.compile(r"attempt-([0-9]+)\Z")
 
 @dataclass(frozen=True)
 class ChainLink:
-    """One segment in `chain.json`."""
+    """One segment of the chain; `job_id` is empty while none is known to have been submitted for it.
+
+    `spare`: one more than the run's steps take, for a segment that fails.
+    """
 
     segment: int
-    job_id: str
+    job_id: str = ""
+    spare: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,6 +183,25 @@ class SegmentDir:
         return self.path / "submitit"
 
     @property
+    def job_id_file(self) -> Path:
+        """The id of its job, written by a batch script: its own, or that of the segment that submitted it."""
+        return self.path / "job_id"
+
+    @property
+    def job_id(self) -> str:
+        """What that file says; empty where there is none."""
+        try:
+            found = re.match(r"[0-9]+\n", self.job_id_file.read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return ""
+        return found[0].strip() if found else ""
+
+    @property
+    def payload(self) -> Path:
+        """What submitit runs on the nodes. The batch script copies it to the name that has its job's id in it."""
+        return self.submitit / "payload.pkl"
+
+    @property
     def log(self) -> Path:
         """What the batch script and the agents print."""
         return self.path / "slurm.log"
@@ -289,19 +312,24 @@ class RunDir:
         return [attempt for segment in self.segments() for attempt in segment.attempts()]
 
     def chain(self) -> list[ChainLink]:
-        """The segments submitted so far, in order. Raises DamagedFileError."""
+        """The segments of the run, in order, also those without a job yet. Raises DamagedFileError."""
         path = self._chain_file
         if not path.exists() and not self._segments.exists():
             return []
         content: Any = read_json(path)
         try:
-            return [ChainLink(int(link["segment"]), str(link["job_id"])) for link in content["segments"]]
-        except (TypeError, KeyError, ValueError):
+            links = [
+                ChainLink(int(link["segment"]), str(link["job_id"]), link.get("spare") is True)
+                for link in content["segments"]
+            ]
+        except (TypeError, KeyError, ValueError, AttributeError):
             raise DamagedFileError.of(path, "the job ids of the run's segments") from None
+        return [link if link.job_id else replace(link, job_id=self.segment(link.segment).job_id) for link in links]
 
-    def save_chain(self, links: Sequence[ChainLink]) -> None:
-        """Writes `chain.json`."""
-        write_json(self._chain_file, {"job_name": self.job_name, "segments": [vars(link) for link in links]})
+    def save_chain(self, links: Sequence[ChainLink], job_name: str | None = None) -> None:
+        """Writes `chain.json`; `job_name` where the run still lies under another path than its own."""
+        segments = [vars(link) for link in links]
+        write_json(self._chain_file, {"job_name": job_name or self.job_name, "segments": segments})
 
     @property
     def _chain_file(self) -> Path:
@@ -313,8 +341,9 @@ class RunDir:
 
 
 def runs_below(root: Path) -> list[RunDir]:
-    """Every run that was submitted below `root`, in no order."""
-    return [RunDir(path.parent) for path in root.glob(f"*/{RunDir(root).record_file.name}")]
+    """Every run that was submitted below `root`, in no order; one that is still being written begins with a dot."""
+    found = root.glob(f"*/{RunDir(root).record_file.name}")
+    return [RunDir(path.parent) for path in found if not path.parent.name.startswith(".")]
 
 
 def run_of_job(job_name: str) -> str | None:

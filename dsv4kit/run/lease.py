@@ -68,19 +68,21 @@ class Lease:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    def take(self, stop: Callable[[], bool] = lambda: False) -> None:
+    def take(self, stop: Callable[[], bool] = lambda: False, told: Callable[[str], None] = lambda owner: None) -> None:
         """Returns once the lease is this attempt's and its heartbeat has begun; at once where nobody holds it.
 
-        A lease that another attempt left behind is watched for `dead_after_s` seconds first. Raises LeaseHeldError when
-        it changes in that time, or when another attempt takes it at the same moment; also when `stop` says so.
+        A lease that another attempt left behind is watched for `dead_after_s` seconds first; `told` hears of its owner
+        before. Raises LeaseHeldError when it changes in that time, or when another attempt takes it at the same moment;
+        also when `stop` says so.
         """
         while (found := self._read()) is not None and (other := self._other(found)) is not None:
+            told(other)
             if self._is_silent(found, other, stop):
                 self._overwrite()
                 break
         else:
             if not self._create():
-                return self.take(stop)
+                return self.take(stop, told)
         self._thread.start()
         return None
 

@@ -1,7 +1,10 @@
 """Chains of segments on a real Slurm with a real Ray; a stand-in trainer takes seconds where verl takes minutes."""
 
 import copy
+import dataclasses
 import json
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +73,7 @@ class Cluster:
             "schedule.segment_steps": 2,
             "schedule.save_freq": 1,
             "watch.restarts": 0,
+            "schedule.spare_segments": 0,
             **dict(changes),
         }
         overrides = [Override(key, value, "test") for key, value in settings.items()]
@@ -165,6 +169,39 @@ def test_a_lost_tracker_is_rebuilt_and_a_broken_checkpoint_set_aside(cluster: Cl
     assert list((run.path / "quarantine").iterdir())
     notes = json.loads((run.segment(3).path / "attempt-0" / "outcome.json").read_text())["notes"]
     assert any("fell back from step 4 to step 3" in note for note in notes)
+
+
+def test_a_killed_submission_leaves_a_run_that_goes_on_as_far_as_it_can(cluster: Cluster) -> None:
+    """The job that no file knew of failed after a minute without its payload, and `resume` could not read the run."""
+
+    class Killed(Slurm):
+        def confirm(self, job_id: str, job_name: str, after: str | None) -> None:
+            if after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().confirm(job_id, job_name, after)
+
+    gate = cluster.root / "killed-gate"
+    changes = [("recipe.module", "stand_in_sft"), ("env.STAND_IN_GATE", f"1:{gate}"), ("schedule.segment_steps", 1)]
+    changes += [("schedule.steps", 3), ("schedule.spare_segments", 1)]
+    submission = cluster.submission("killed", *changes, nodes=1, recipe="sft")
+    run = submission.run
+    if (child := os.fork()) == 0:
+        dataclasses.replace(submission, slurm=Killed(cluster.sandbox.client_env)).submit(lambda line: None)
+        os._exit(0)
+    os.waitpid(child, 0)
+    state = read_state(run, cluster.slurm)
+    assert [bool(segment.job_id) for segment in state.segments] == [True, False, False, False]
+    assert len(state.other_jobs) == 1
+    with pytest.raises(UserError, match="has jobs in the queue"):
+        Resumption(run, cluster.slurm).submit(print)
+    gate.touch()
+    state = cluster.wait(run)
+    assert (state.state, state.reason) == ("incomplete", "step 2 of 3 is saved; 1 segment was never submitted")
+    assert steps(state) == [(0, 1), (1, 2), (None, None)]
+    Resumption(run, cluster.slurm).submit(print)
+    state = cluster.wait(run)
+    assert (state.state, steps(state)[-1]) == ("finished", (2, 3))
+    assert cluster.slurm.live(run.job_name) == {}
 
 
 def test_on_a_full_disk_nothing_is_submitted_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:

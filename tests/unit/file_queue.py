@@ -31,7 +31,7 @@ case $(basename "$0") in
       [[ " $* " != *" -j "* || " $* " == *" -j $job "* ]] || continue
       case "$*" in
         *%E*) echo "dsv4kit|$job|PENDING|$waits|$name" ;;
-        *%R*) echo "dsv4kit|$job|PENDING|Dependency" ;;
+        *%R*) echo "dsv4kit|$job|PENDING|$name|Dependency" ;;
         *) echo "dsv4kit|$job|PENDING" ;;
       esac
     done ;;
@@ -59,7 +59,8 @@ class Cluster:
         return sorted(path.name for path in (self.root / "jobs").iterdir())
 
     def submission(self, *overrides: Override) -> Submission:
-        resolved = load_settings("cpu", "tiny", "grpo", overrides)
+        """Three segments, and no spare one unless the test asks for it."""
+        resolved = load_settings("cpu", "tiny", "grpo", [Override("schedule.spare_segments", 0, "test"), *overrides])
         return Submission(resolved, load_site("sandbox"), self.run, self.slurm, sys.executable, "/m", "/d")
 
     def submit(self, progress: Callable[[str], None] = lambda line: None) -> None:

@@ -24,12 +24,12 @@ class Queue(Slurm):
         super().__init__()
         self.jobs = {job_id.removeprefix("j"): JobState(state, "") for job_id, state in jobs.items()}
 
-    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+    def states(self, job_ids: Iterable[str], job_name: str | None = None) -> dict[str, JobState]:
         return {job_id: self.jobs[job_id] for job_id in job_ids if job_id in self.jobs}
 
 
 class Unreachable(Slurm):
-    def states(self, job_ids: Iterable[str]) -> dict[str, JobState]:
+    def states(self, job_ids: Iterable[str], job_name: str | None = None) -> dict[str, JobState]:
         raise UserError("Slurm is not reachable")
 
 

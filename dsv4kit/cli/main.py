@@ -26,6 +26,7 @@ VERBS = {
     "status": "show a run",
     "logs": "show a run's log",
     "explain": "what the processes of a running segment are doing now",
+    "checkpoints": "the checkpoints of a run, and whether they are complete",
     "resume": "go on with a run",
     "cancel": "end a run",
     "profiles": "list profiles, or show one",

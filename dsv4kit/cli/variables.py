@@ -132,6 +132,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
     "explain": (RUN,),
+    "checkpoints": (RUN,),
     "cancel": (RUN,),
 }
 

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit status logs explain resume cancel image data test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit status logs explain checkpoints resume cancel image data test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -22,7 +22,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
 $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
 # The kit knows what its verbs take; the other targets take these.
-KIT_TARGETS := submit plan doctor status logs explain resume cancel image data
+KIT_TARGETS := submit plan doctor status logs explain checkpoints resume cancel image data
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
 OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
@@ -60,6 +60,9 @@ logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1]
 
 explain: setup  ## what the processes of a running segment are doing now, on all nodes [RUN=]
 	@$(KIT) --make explain
+
+checkpoints: setup  ## a run's checkpoints, and which are complete [RUN=]
+	@$(KIT) --make checkpoints
 
 resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP= FORGET_NODES=1]
 	@$(KIT) --make resume

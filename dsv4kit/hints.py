@@ -6,7 +6,10 @@ import shlex
 
 # The verbs that are targets of the Makefile, and what they are called there.
 TARGETS = {
-    **{verb: verb for verb in ("submit", "plan", "doctor", "status", "logs", "explain", "resume", "cancel")},
+    **{
+        verb: verb
+        for verb in ("submit", "plan", "doctor", "status", "logs", "explain", "checkpoints", "resume", "cancel")
+    },
     "image build": "image",
     "prepare data": "data",
 }

@@ -81,7 +81,8 @@ def start_head(
     address: str, resources: NodeResources, temporary: Path, env: Mapping[str, str], attempt: AttemptDir, log: Path
 ) -> subprocess.Popen[bytes]:
     """Starts the head and publishes its address to the other nodes."""
-    argv = [sys.executable, "-m", "ray.scripts.scripts", *head_arguments(address, resources, temporary)]
+    argv = [sys.executable, "-m", "dsv4kit.node.ray.patience", str(resources.ready_deadline_s)]
+    argv += head_arguments(address, resources, temporary)
     process = processes.start(argv, env, log, attempt.path)
     write_json(attempt.ray_head_file, {"address": f"{address}:{ports.GCS}"})
     return process
@@ -114,7 +115,7 @@ def start_readiness_watch(
 
 
 class Starter:
-    """Keeps starting Ray on this node until it is up: `ray start` gives up by itself after 30 s on a busy machine."""
+    """Keeps starting Ray on this node until it is up; one that is alive and late is waited for (`ray_patience`)."""
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]], deadline_s: float) -> None:
         """`start` starts Ray's process; for `deadline_s` seconds it is started again when it ends."""

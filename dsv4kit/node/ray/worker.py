@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from dsv4kit.node.ray import patience
+
 _POLL_S = 0.1
 
 
@@ -37,6 +39,7 @@ def main() -> None:
         time.sleep(_POLL_S)
     else:
         sys.exit(f"no Ray head after {deadline_s:.0f} s (looked for {head_file})")
+    patience.lift_limit(deadline - time.monotonic())
     sys.argv = ["ray", *arguments, f"--address={address}"]
     sys.exit(ray())
 

@@ -82,6 +82,8 @@ def main() -> int:
     gc.set_threshold(50_000)
     for name in _OF_OTHER_PYTHONS:
         os.environ.pop(name, None)
+    # Who can write into a run directory decides what its jobs run: never everybody. Jobs get the mask from Slurm.
+    os.umask(os.umask(0o077) | 0o002)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal that knows no umlauts
     try:

@@ -278,3 +278,14 @@ def test_nothing_of_other_pythons_reaches_the_command_line_tool(tmp_path: Path, 
         for more in ({}, {"PYTHONHOME": "/nowhere"}):
             done = subprocess.run([script, "--version"], env={**hostile, **more}, capture_output=True, text=True)
             assert (done.returncode, done.stdout[:7]) == (0, "dsv4kit"), done.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [(0o000, 0o002), (0o022, 0o022), (0o077, 0o077)])
+def test_nothing_it_writes_can_be_written_by_everybody(before: int, after: int) -> None:
+    code = (
+        f"import os, sys; os.umask({before}); sys.argv = ['dsv4kit', '--version']\n"
+        "from dsv4kit.cli import main\n"
+        "try:\n    main.main()\nexcept SystemExit:\n    print(os.umask(0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) == after

@@ -196,6 +196,9 @@ class Submission:
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,
                 restarts=settings.watch.restarts,
             ),
+            keep_last=settings.checkpoint.keep_last,
+            keep_every=settings.checkpoint.keep_every,
+            keep_best=settings.checkpoint.keep_best,
         )
 
     def _env(self) -> dict[str, str]:

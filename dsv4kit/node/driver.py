@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -10,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.checkpoint import inspection, tracker
+from dsv4kit.checkpoint import tracker
 from dsv4kit.node import processes
+from dsv4kit.node.checkpoint_keeper import CheckpointKeeper
 from dsv4kit.run import ends, metrics, phases, stacks
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.driver_log import DriverLog, Event, Phase
@@ -20,6 +20,8 @@ from dsv4kit.run.node_spec import NodeSpec
 from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
+# For the sizes of the last checkpoint; the next segment looks into its files where it has none.
+_LAST_RECORD_S = 20.0
 _SEEDS_PER_START = 10_007
 # Of what the processes are doing, in the evidence of a hang.
 _LINES = 3
@@ -104,16 +106,19 @@ class Driver:
         self._spec, self._attempt, self._phases = spec, attempt, phase_marks
         self._start, self._argv = start, argv
         self._log = DriverLog()
-        self._saved, self._recorded = start, start
+        self._saved = start
+        self.checkpoints = CheckpointKeeper(spec, attempt, start)
         self.notes: list[str] = []
 
     def run(self, env: Mapping[str, str], interrupted: Callable[[], str | None]) -> DriverEnd:
         """Blocks until the driver has ended. `interrupted` names a class of end once the segment has to stop."""
+        self.checkpoints.begin()
         process = processes.start(self._argv, env, self._attempt.driver_log, self._attempt.path)
         try:
             return self._watch(process, interrupted)
         finally:
             processes.end(process)
+            self.checkpoints.settle(_LAST_RECORD_S)
             self._note_saved()
             if phase_of(self._log, self._saved) == phases.SAVE:
                 self._note(f"it ended while the checkpoint of step {self._log.saving_step} was being saved")
@@ -167,17 +172,10 @@ class Driver:
         self._phases.note(line)
 
     def _note_saved(self) -> None:
-        """Records the sizes of every file of a checkpoint once the tracker names it, for the next segment's check."""
-        directory = Path(self._spec.checkpoint_dir)
-        step = tracker.read_tracker(directory)
-        if step is None or step <= self._recorded:
-            return
-        self._saved = max(self._saved, step)
-        with contextlib.suppress(inspection.CheckpointError, OSError):  # not whole yet: the next look tries again
-            inspection.record_sizes(
-                inspection.step_directory(directory, step), self._spec.checkpoint_contents, self._spec.data_ranks
-            )
-            self._recorded = step
+        """Which step the tracker names by now, and what has become of the checkpoints."""
+        self._saved = max(self._saved, tracker.read_tracker(Path(self._spec.checkpoint_dir)) or 0)
+        for line in self.checkpoints.new_lines():
+            self._note(line)
 
     def steps_done(self) -> int:
         """The last step whose metrics were written."""

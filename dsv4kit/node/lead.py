@@ -30,6 +30,8 @@ from dsv4kit.run.stacks import ProcessStack
 _POLL_S = 0.25
 # All nodes check themselves at the same time, so what one finds others find soon.
 _ALL_REPORTS_S = 15.0
+# All nodes wait for it; what is left then is deleted while the next segment trains.
+_DELETING_S = 60.0
 
 
 class Lead:
@@ -40,6 +42,7 @@ class Lead:
         self.phases = Phases(attempt.files.phases_file)
         self.started = time.time()
         self.exit_status: int | None = None
+        self.driver: driver.Driver | None = None
         self.notes: list[str] = []
         self.clocks = preflight.clocks()
         owner = Owner(attempt.job_id, attempt.segment, attempt.number, socket.gethostname())
@@ -83,7 +86,12 @@ class Lead:
             evidence = Evidence(ends.AGENT_FAILED, [f"{type(error).__name__}: {error}", *_raised_at(error)])
         finally:
             self.phases.begin(END)
-        return self._conclude(here, evidence, excluded)
+        again = self._conclude(here, evidence, excluded)
+        if self.driver:
+            self.driver.checkpoints.close(0.0 if again else _DELETING_S, self.terminated)
+            for line in self.driver.checkpoints.new_lines():
+                print(f"checkpoints: {line}", flush=True)
+        return again
 
     def _advance(self, here: Course, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> Evidence:
         if here.refusal:
@@ -124,7 +132,7 @@ class Lead:
     def _drive(self, here: Course, own: NodeReport, launcher: Launcher) -> Evidence:
         self.phases.begin(IMPORT)
         argv = driver.command(self.spec, here.start, here.target, launcher.runner(own))
-        running = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv, self._explain)
+        running = self.driver = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv, self._explain)
         ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
         self.exit_status, self.notes = ended.exit_status, running.notes
         if ended.ended_as == ends.ANOTHER_LIVE:

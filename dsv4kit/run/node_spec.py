@@ -45,7 +45,9 @@ class NodeSpec:
     """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one.
 
     `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
-    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO.
+    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `keep_last`, `keep_every` and
+    `keep_best` say which checkpoints stay (`checkpoint.retention`); where the first is None, as in runs of older kits,
+    all do.
     """
 
     run: str
@@ -72,6 +74,9 @@ class NodeSpec:
     sample_interval_s: float
     ray: NodeResources
     limits: Limits
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_best: int | None = None
 
     @classmethod
     def load(cls, run: RunDir) -> NodeSpec:

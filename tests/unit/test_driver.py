@@ -1,6 +1,7 @@
 """The driver's watch, over a stand-in trainer that runs as a process like the real one."""
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def drive(
         **env,
     }
     ended = driver.run(variables, interrupted)
+    driver.checkpoints.close(60, threading.Event())
     if notes is not None:
         notes += driver.notes
     return ended

@@ -124,6 +124,7 @@ OF_DATA = (
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
+ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
@@ -133,7 +134,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "prepare data": OF_DATA,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
-    "logs": (RUN, SEGMENT, FOLLOW),
+    "logs": (RUN, SEGMENT, FOLLOW, ALL),
     "explain": (RUN,),
     "checkpoints": (RUN,),
     "cancel": (RUN,),

@@ -251,7 +251,10 @@ class Ray(Section):
 class WatchLimits(Section):
     """When a segment is ended from the outside."""
 
-    stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
+    stall_s: PositiveInt = Field(
+        description="neither a log line nor a finished step for this long is a hang; during a save the planned time of"
+        " one comes on top, and time in which the job was suspended does not count"
+    )
     max_attempts_without_progress: PositiveInt = Field(description="consecutive ones after which the chain stops")
     restarts: NonNegativeInt = Field(
         default=0,

@@ -37,6 +37,7 @@ OF_SETTINGS: tuple[Rule, ...] = (
     planner_rules.of_nodes,
     planner_rules.layout,
     schedule_rules.segments,
+    schedule_rules.time,
     *retention_rules.RULES,
     verl_rules.clashes,
 )

@@ -30,7 +30,8 @@ class NodeResources:
 class Limits:
     """What a node must have before it starts, and when a segment is given up.
 
-    `restarts`: how often a job starts its trainer again after a fault.
+    `restarts`: how often a job starts its trainer again after a fault. `save_s`: what a save is
+    planned to take; 0 where nothing is known.
     """
 
     min_memory_bytes: int
@@ -38,6 +39,7 @@ class Limits:
     stall_s: float
     max_attempts_without_progress: int
     restarts: int = 0
+    save_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,11 @@ def problems(profile: str, *changes: Override) -> list[str]:
         ),
         ("flash-sft-h100", [setting("checkpoint.keep_best", 1)], "SFT has no reward"),
         (
+            "grpo-tiny-cpu",
+            [Override("schedule.time", "00:01:00", "TIME=00:01:00")],
+            "TIME=00:01:00: 60 s, and a segment is told to end 60 s before its limit",
+        ),
+        (
             "pro-grpo-h100",
             [raw("trainer.max_actor_ckpt_to_keep", 3)],
             "verl forgets at every start what it has saved",

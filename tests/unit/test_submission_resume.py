@@ -139,6 +139,39 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
     assert "changed" not in say("resume", "first", "--time=0:10:00", "--no-follow")
 
 
+def test_a_secrets_file_that_others_may_read_by_now_refuses_a_resume(
+    cluster: Cluster, say: Callable[..., str], tmp_path: Path
+) -> None:
+    say("cancel", "first")
+    keys = tmp_path / "keys"
+    keys.write_text("WANDB_API_KEY=x")
+    keys.chmod(0o644)
+    frozen = cluster.run.path / "run.yaml"
+    frozen.write_text(frozen.read_text().replace("secrets_file: null", f"secrets_file: {keys}"))
+    said = say("resume", "first", "--no-follow")
+    assert said.startswith("2 dsv4kit: ")
+    assert "its mode is 0644, not 0600 or 0400" in said
+    keys.chmod(0o600)
+    assert say("resume", "first", "--no-follow").startswith("0 ")
+
+
+def test_of_a_long_log_the_end_is_shown_and_all_of_it_when_asked_for(
+    cluster: Cluster, say: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was 150 MB on the terminal."""
+    log = cluster.run.segment(1).attempt(0).driver_log
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(300_000)))
+    size = log.stat().st_size
+    shown = say("logs", "first").splitlines()
+    note = f"# the last 1 of {size / 1e6:.0f} MB; `dsv4kit logs --run first --segment 1 --all` shows all"
+    assert shown[1] == note
+    assert shown[-1] == "line 299999"
+    assert shown[2].startswith("line ")
+    assert 80_000 < len(shown) < 120_000
+    assert len(say("logs", "first", "--all").splitlines()) == 300_001
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

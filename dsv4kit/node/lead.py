@@ -36,7 +36,8 @@ _OF_A_DEAD_HEAD = (ends.NODE_LOST, ends.PROCESS_DIED, ends.KILLED, ends.UNKNOWN)
 _SLURM_SPEAKS_LOOKS = 8
 # The node whose task ended first, or the reason of a cancellation; not what follows from them on the other nodes.
 _SLURM_SAYS = re.compile(
-    r"^(srun: error: [^:]+: tasks? [^:]+: (?!Terminated)|slurmstepd[^:]*: error: .*(CANCELLED AT|DUE TO|oom))"
+    r"^(srun: error: ([^:]+: tasks? [^:]+: (?!Terminated)|Node failure on )"
+    r"|slurmstepd[^:]*: error: .*(CANCELLED AT|DUE TO|oom))"
 )
 # All nodes check themselves at the same time, so what one finds others find soon.
 _ALL_REPORTS_S = 15.0

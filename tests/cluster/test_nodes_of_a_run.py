@@ -84,6 +84,9 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
         assert state.segments[0].attempts == 2
         assert state.segments[0].start_step is not None
         assert state.segments[0].start_step >= 1
+        first = outcome.load(run.segment(1).attempt(0))
+        assert first is not None
+        assert first.evidence[0] == f"srun: error: Node failure on {node}"
     finally:
         cluster.sandbox.start_node(node)
 

@@ -55,7 +55,7 @@ doctor: setup  ## is this cluster ready: make doctor HW=gb200; NODES=2 has two n
 status: setup  ## show a run [RUN=]
 	@$(KIT) --make status
 
-logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1]
+logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1 ALL=1]
 	@$(KIT) --make logs
 
 explain: setup  ## what the processes of a running segment are doing now, on all nodes [RUN=]

@@ -34,4 +34,4 @@ def command(verb: str, **variables: object) -> str:
 
 def _option(name: str, value: str) -> str:
     option = f"--{name.lower().replace('_', '-')}"
-    return option if name == "FOLLOW" else f"{option} {shlex.quote(value)}"
+    return option if name in ("FOLLOW", "ALL") else f"{option} {shlex.quote(value)}"

@@ -22,7 +22,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,12 @@ from typing import Any
 from dsv4kit.checkpoint.shard_files import (
     FileSizes,
     dist_ckpt_problems,
+    ends_problems,
     file_problems,
     huggingface_problems,
     read_json_object,
     show,
+    sync_tree,
     walk_sizes,
 )
 from dsv4kit.checkpoint.tracker import Tracker, read_tracker_state
@@ -122,26 +124,54 @@ class CheckpointState:
         return tuple(state for state in self.steps if state.complete)
 
     @property
+    def resumable(self) -> StepState | None:
+        """The step the tracker names where that is complete, else the newest complete one."""
+        named = self.at(self.tracker.step)
+        return named if named and named.complete else self.at(self.newest_complete)
+
+    @property
     def newest_complete(self) -> int | None:
         return max((state.step for state in self.complete), default=None)
 
 
 def inspect(
-    directory: Path, expected_contents: Collection[str] | None = None, data_ranks: int | None = None
+    directory: Path,
+    expected_contents: Collection[str] | None = None,
+    data_ranks: int | None = None,
+    to_resume: bool = False,
+    wished: int | None = None,
 ) -> CheckpointState:
     """Every `global_step_N` of `directory`, with the reasons where one is not complete.
 
     `expected_contents`: what resuming will load (verl's `load_contents`); None asks for the model only, and for every
     other content of which a part is found. `data_ranks`: data-parallel ranks of an SFT run (its `data_<rank>.pt`),
-    where known. A directory that does not exist has no steps. Other names in it (`global_step_7.bak`, files of the
-    user) are ignored. Errors of the file system within a step go to its `unreadable`; raises OSError for the directory
-    itself.
+    where known. `to_resume`: the step that would be resumed from (`wished`, where given) has its shards opened, also
+    where their recorded sizes hold (thousands of files, so no other step has). A directory that does not exist has no
+    steps. Other names in it (`global_step_7.bak`, files of the user) are ignored. Errors of the file system within a
+    step go to its `unreadable`; raises OSError for the directory itself.
     """
     unknown = set(expected_contents or ()) - set(CONTENTS)
     if unknown:
         raise ValueError(f"unknown checkpoint contents {sorted(unknown)}; known: {', '.join(CONTENTS)}")
     steps = [inspect_step(path, expected_contents, data_ranks) for path in step_directories(directory)]
-    return CheckpointState(directory, read_tracker_state(directory), tuple(steps))
+    state = CheckpointState(directory, read_tracker_state(directory), tuple(steps))
+    looked: set[int] = set()
+    while to_resume and (step := state.at(wished) if wished else state.resumable) and step.step not in looked:
+        looked.add(step.step)
+        found = _with_ends(step)
+        state = replace(state, steps=tuple(found if one is step else one for one in state.steps))
+    return state
+
+
+def _with_ends(step: StepState) -> StepState:
+    """The step with what the first and last bytes of its shards show; one without recorded sizes was looked into."""
+    if not (step.recorded and step.complete):
+        return step
+    try:
+        files = walk_sizes(step.path)
+        return replace(step, problems=tuple(ends_problems(step.path, sorted(files), files)[:_LONGEST_LIST]))
+    except OSError as error:
+        return replace(step, unreadable=(_unreadable(error, step.path),))
 
 
 def step_directory(directory: Path, step: int) -> Path:
@@ -173,7 +203,11 @@ def inspect_step(
         files = walk_sizes(path)
         return _StepInspection(step, path, files, expected_contents, data_ranks).result()
     except OSError as error:
-        return StepState(step, path, unreadable=(f"cannot read {show(str(error.filename or path))}: {error.strerror}",))
+        return StepState(step, path, unreadable=(_unreadable(error, path),))
+
+
+def _unreadable(error: OSError, path: Path) -> str:
+    return f"cannot read {show(str(error.filename or path))}: {error.strerror}"
 
 
 class _StepInspection:
@@ -355,10 +389,11 @@ def record_sizes(
 ) -> StepState:
     """Write `dsv4kit.sizes.json` into a complete step directory: path -> bytes, so that later loss is found.
 
-    To be called once the tracker names the step. Raises CheckpointError where the step is not complete (SFT may write
-    its tracker before the last `data_<rank>.pt`: try again) and OSError where it cannot be written. Returns what was
-    seen.
+    To be called once the tracker names the step; its files are on disk before their sizes are. Raises CheckpointError
+    where the step is not complete (SFT may write its tracker before the last `data_<rank>.pt`: try again) and OSError
+    where it cannot be written. Returns what was seen.
     """
+    sync_tree(step_dir)
     state = inspect_step(step_dir, expected_contents, data_ranks)
     if not state.complete:
         raise CheckpointError(f"{step_dir} is not complete; its sizes are not recorded", state.findings)

@@ -104,8 +104,7 @@ def decide(
         start = _wished(state, from_step, has_saved, allow_restart)
         remarks.append(f"going on from step {start} as asked" if start else "starting over as asked")
     else:
-        named = state.at(tracker.step)
-        start = named.step if named and named.complete else (state.newest_complete or 0)
+        start = state.resumable.step if state.resumable else 0
         _refuse_if_unclear(state, start)
         if start == 0 and has_saved:
             evidence = _evidence(state, high_water_step)
@@ -161,7 +160,7 @@ def prepare_resume(
     """
     directory, quarantine_dir = directory.absolute(), quarantine_dir.absolute()
     try:
-        state = inspect(directory, expected_contents, data_ranks)
+        state = inspect(directory, expected_contents, data_ranks, to_resume=True, wished=from_step)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint directory {_describe(error, directory)}") from error
     decision = decide(

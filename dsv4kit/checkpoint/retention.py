@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from dsv4kit.checkpoint.inspection import CheckpointState
@@ -19,6 +19,8 @@ from dsv4kit.checkpoint.shard_files import show
 from dsv4kit.checkpoint.tracker import read_tracker
 
 DELETING_SUFFIX = ".deleting"
+KEEP_NAME = "keep"
+"""A file of this name in a step's directory, or one that begins with `keep.`, keeps the step from being deleted."""
 
 
 def retention_plan(
@@ -44,40 +46,73 @@ def retention_plan(
     return [step.path for step in surplus if step.complete or (step.shell and not step.unreadable)]
 
 
-def apply_retention(directory: Path, surplus: Collection[Path]) -> list[str]:
+def apply_retention(
+    directory: Path, surplus: Collection[Path], spared: Callable[[], Collection[int] | None] = tuple
+) -> list[str]:
     """Delete the directories of a plan; returns readable lines, failures included: pruning never ends a run.
 
     Each is renamed to `<name>.deleting` first, so that a half-deleted directory is never taken for a checkpoint; what
-    an interrupted call left under such names is deleted too. The step that the tracker names by now is spared.
+    an interrupted call left under such names is deleted too. Asked again right before each: the step that the tracker
+    names is spared, and those that `spared` gives (None: nothing more is deleted, `<name>.deleting` excepted). A step
+    with a `keep` file is spared too, also where the file came at the very moment: it is looked for again after the
+    rename, which is then taken back.
     """
     done: list[str] = []
-    tracked = read_tracker(directory)
     for path in surplus:
         if path.parent != directory:
             raise ValueError(f"{path} is not in {directory}")
-        if tracked is None or path.name == f"global_step_{tracked}":
-            done.append(f"kept {show(path.name)}: the tracker names {tracked or 'no step'} by now")
-            continue
-        doomed = path.with_name(path.name + DELETING_SUFFIX)
+        keep = spared()
+        if keep is None:
+            break
         try:
-            if os.path.lexists(doomed):
-                _remove(doomed)
-            os.rename(path, doomed)
+            if line := _rename(path, keep):
+                done.append(line)
         except FileNotFoundError:
             continue
         except OSError as error:
             done.append(f"could not delete {show(path.name)}: {error.strerror or error}")
+    return [*done, *delete_leftovers(directory)]
+
+
+def delete_leftovers(directory: Path) -> list[str]:
+    """Delete what is named `<step>.deleting`; readable lines."""
+    done: list[str] = []
     try:
         leftovers = sorted(name for name in os.listdir(directory) if _is_doomed(name))
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        return [*done, f"could not list {directory}: {error.strerror or error}"]
+        return [f"could not list {directory}: {error.strerror or error}"]
     for name in leftovers:
         try:
             _remove(directory / name)
             done.append(f"deleted {show(name.removesuffix(DELETING_SUFFIX))}")
+        except FileNotFoundError:
+            continue
         except OSError as error:
             done.append(f"could not delete all of {show(name)}: {error.strerror or error}")
     return done
+
+
+def is_protected(path: Path) -> bool:
+    """Whether somebody wants this step kept. Raises OSError."""
+    return any(name == KEEP_NAME or name.startswith(f"{KEEP_NAME}.") for name in os.listdir(path))
+
+
+def _rename(path: Path, keep: Collection[int]) -> str | None:
+    """Take one step out of sight; a line where it is spared instead."""
+    tracked = read_tracker(path.parent)
+    if tracked is None or path.name == f"global_step_{tracked}":
+        return f"kept {show(path.name)}: the tracker names {tracked or 'no step'} by now"
+    if any(path.name == f"global_step_{step}" for step in keep) or is_protected(path):
+        return None
+    doomed = path.with_name(path.name + DELETING_SUFFIX)
+    if os.path.lexists(doomed):
+        _remove(doomed)
+    os.rename(path, doomed)
+    if path.name == f"global_step_{read_tracker(path.parent)}" or is_protected(doomed):
+        os.rename(doomed, path)
+    return None
 
 
 def _is_doomed(name: str) -> bool:

@@ -16,13 +16,22 @@ import os
 import pickle
 import re
 import struct
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from dsv4kit.checkpoint import safetensors_header
+from dsv4kit.run.files import sync_directory
 
 FileSizes = dict[str, int]
 """Path below a directory, with `/` -> bytes."""
+
+SHARD_SUFFIXES = (".pt", ".distcp", ".safetensors", ".bin")
+
+_END_BYTES = 64
+# Each look waits for the file system; a checkpoint of 512 ranks has some 1,500 files.
+_LOOKS_AT_ONCE = 16
 
 LARGEST_INDEX_BYTES = 64 * 1024 * 1024
 """A dist_ckpt index beyond this is searched for file names only: unpickling it would take longer than it is worth."""
@@ -111,6 +120,65 @@ def safetensors_problem(path: Path, size: int) -> str | None:
     return None if whole == size else f"has {size} bytes, its header says {whole}"
 
 
+def blank_end_problem(path: Path, size: int) -> str | None:
+    """Why a shard of any format cannot be whole: its first or its last 64 bytes are zeros, or None.
+
+    So a file looks whose size was written and whose content never was (a node that lost power, a file system that ran
+    full). Each piece of a `.distcp` is a zip archive or a pickle: neither begins or ends with so many zeros.
+    """
+    if size == 0:
+        return "is empty"
+    with open(path, "rb") as file:
+        first = file.read(_END_BYTES)
+        file.seek(max(0, size - _END_BYTES))
+        last = file.read(_END_BYTES)
+    blank = [where for where, end in (("begins", first), ("ends", last)) if not end.strip(b"\0")]
+    return f"{' and '.join(blank)} with zeros: its content never reached the disk ({size} bytes)" if blank else None
+
+
+def ends_problems(root: Path, names: Iterable[str], files: FileSizes) -> list[str]:
+    """What the first and last bytes of the shards among `names` show; other files are passed over.
+
+    A safetensors file may well end with zeros, and its header says where it ends.
+    """
+
+    def look(name: str) -> str | None:
+        path, size = root / name, files[name]
+        try:
+            if name.endswith(".pt"):
+                problem = torch_file_problem(path, size)
+            elif name.endswith(".safetensors"):
+                problem = safetensors_problem(path, size)
+            else:
+                problem = blank_end_problem(path, size)
+        except FileNotFoundError:
+            problem = "is missing"
+        return f"{show(name)} {problem}" if problem else None
+
+    shards = [name for name in names if name.endswith(SHARD_SUFFIXES) and name in files]
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        return [problem for problem in pool.map(look, shards) if problem]
+
+
+def sync_tree(root: Path) -> None:
+    """Everything below `root` that this machine has written is on disk when this returns, names included.
+
+    What other machines have written, their file systems' clients have to send: NFS does at close, Lustre when the file
+    is read from elsewhere, as the looks above do. Raises OSError.
+    """
+    for directory, _, names in os.walk(root, topdown=False):
+        for name in names:
+            try:
+                descriptor = os.open(os.path.join(directory, name), os.O_RDONLY)
+            except FileNotFoundError:
+                continue
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(directory))
+
+
 def read_json_object(path: Path) -> dict[str, Any] | None:
     """The JSON object in `path`, or None where the file is missing, cut short or something else."""
     try:
@@ -195,6 +263,8 @@ def dist_ckpt_problems(root: Path, tree: str, files: FileSizes) -> list[str]:
             problems.append(f"{show(tree + name)} is missing (named in the index)")
         elif size < least:
             problems.append(f"{show(tree + name)} has {size} bytes, the index needs {least}")
+    if not problems:
+        problems += ends_problems(root, [tree + name for name in sorted(needed)], files)
     if tree + "common.pt" in files:
         problems += file_problems(root, [tree + "common.pt"], files)
     elif b"common_state" not in index:

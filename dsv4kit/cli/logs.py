@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from dsv4kit import hints
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.errors import UserError
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from dsv4kit.run.directory import RunDir
 
 _POLL_S = 0.5
+# Some ten thousand lines; the log of a long segment has a hundred times that.
+_SHOWN_BYTES = 1_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             if segment.segment == number and segment.phase:
                 print(f"# now, for {segment.phase_s:.0f} s: {phase_line(segment)}")
         with log.open("rb") as file:
+            _to_the_end(file, run_dir, number, bool(args.all))
             _show(file)
         return 0
     reader, phase = StateReader(run_dir, slurm), ""
@@ -60,12 +65,27 @@ def run(args: argparse.Namespace) -> int:
             if log not in shown:
                 print(f"# {log}", flush=True)
             with log.open("rb") as file:
-                file.seek(shown.get(log, 0))
+                if log in shown:
+                    file.seek(shown[log])
+                else:
+                    _to_the_end(file, run_dir, _segment_number(run_dir, args.segment), bool(args.all))
                 _show(file)
                 shown[log] = file.tell()
         if over:
             return 0
         time.sleep(_POLL_S)
+
+
+def _to_the_end(log: BinaryIO, run: RunDir, segment: int, everything: bool) -> None:
+    """Goes to where the last megabyte of lines begins, and says so, unless everything is wanted."""
+    size = log.seek(0, os.SEEK_END)
+    log.seek(0)
+    if everything or size <= _SHOWN_BYTES:
+        return
+    log.seek(size - _SHOWN_BYTES)
+    log.readline()
+    whole = hints.command("logs", RUN=run.name, SEGMENT=segment, ALL=1)
+    print(f"# the last {_SHOWN_BYTES / 1e6:.0f} of {size / 1e6:.0f} MB; `{whole}` shows all")
 
 
 def _show(log: BinaryIO) -> None:

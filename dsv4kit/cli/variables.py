@@ -47,6 +47,9 @@ SETTINGS = (
     Variable("SEGMENT_STEPS", "steps of one segment (one Slurm job)", "schedule.segment_steps"),
     Variable("SPARE_SEGMENTS", "segments more than the steps take, for those that fail", "schedule.spare_segments"),
     Variable("SAVE_FREQ", "steps between checkpoints", "schedule.save_freq"),
+    Variable("KEEP_LAST", "newest checkpoints that stay; none: all do", "checkpoint.keep_last"),
+    Variable("KEEP_EVERY", "checkpoints of steps divisible by this stay too", "checkpoint.keep_every"),
+    Variable("KEEP_BEST", "so many checkpoints with the highest reward stay too", "checkpoint.keep_best"),
     Variable("TIME", "Slurm time limit of one segment, e.g. 4:00:00", "schedule.time"),
     Variable("DETERMINISTIC", "True: resumes are bit-identical", "deterministic"),
     Variable("MODEL_PATH", "directory with the model's weights", "model.path"),
@@ -121,6 +124,7 @@ OF_DATA = (
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
+ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
@@ -130,7 +134,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "prepare data": OF_DATA,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
-    "logs": (RUN, SEGMENT, FOLLOW),
+    "logs": (RUN, SEGMENT, FOLLOW, ALL),
     "explain": (RUN,),
     "checkpoints": (RUN,),
     "cancel": (RUN,),

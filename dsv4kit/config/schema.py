@@ -39,6 +39,9 @@ def _none_is_null(value: object) -> object:
     return None if isinstance(value, str) and value.strip().lower() in ("none", "null", "") else value
 
 
+Kept = Annotated[PositiveInt | None, BeforeValidator(_none_is_null)]
+
+
 def _saves_something(contents: list[str]) -> list[str]:
     if not contents:
         raise ValueError("nothing would be saved; model, optimizer and extra are allowed")
@@ -199,6 +202,18 @@ class Checkpoint(Section):
     directory: Annotated[str | None, AfterValidator(site_values.absolute_or_none)] = Field(
         default=None, description="verl's default_local_dir; null: checkpoints/ in the run"
     )
+    keep_last: Kept = Field(
+        default=None,
+        description="the newest checkpoints that stay; older ones are deleted once a newer one is complete on disk;"
+        " null: all stay (KEEP_LAST)",
+    )
+    keep_every: Kept = Field(
+        default=None, description="checkpoints of steps divisible by this stay too; null: none do (KEEP_EVERY)"
+    )
+    keep_best: Kept = Field(
+        default=None,
+        description="so many checkpoints with the highest mean reward stay too; null: none do (KEEP_BEST)",
+    )
     dist_checkpoint_path: str | None = Field(
         default=None,
         description="Megatron shards to load the base weights from; with it the model is saved as bf16 shards too,"
@@ -236,7 +251,10 @@ class Ray(Section):
 class WatchLimits(Section):
     """When a segment is ended from the outside."""
 
-    stall_s: PositiveInt = Field(description="neither a log line nor a finished step for this long is a hang")
+    stall_s: PositiveInt = Field(
+        description="neither a log line nor a finished step for this long is a hang; during a save the planned time of"
+        " one comes on top, and time in which the job was suspended does not count"
+    )
     max_attempts_without_progress: PositiveInt = Field(description="consecutive ones after which the chain stops")
     restarts: NonNegativeInt = Field(
         default=0,

@@ -17,6 +17,7 @@ from dsv4kit.feasibility import (
     file_rules,
     image_rules,
     planner_rules,
+    retention_rules,
     schedule_rules,
     site_files,
     trainer_rules,
@@ -36,6 +37,8 @@ OF_SETTINGS: tuple[Rule, ...] = (
     planner_rules.of_nodes,
     planner_rules.layout,
     schedule_rules.segments,
+    schedule_rules.time,
+    *retention_rules.RULES,
     verl_rules.clashes,
 )
 # Rules that also read something else: the image, the user's files, verl's own configuration.

@@ -1,4 +1,4 @@
-"""How long a chain of segments may be."""
+"""How long a chain of segments may be, and how short a segment."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from dsv4kit import hints
+from dsv4kit.config import time_limit
 from dsv4kit.feasibility.case import Case, Refusal
 
 # Clusters limit the jobs one may have in the queue, often to a few hundred.
@@ -23,4 +24,14 @@ def segments(case: Case) -> Iterator[Refusal]:
             schedule.steps,
             f"{count} segments of {schedule.segment_steps} steps; at most {MOST_SEGMENTS} jobs are submitted at once",
             f"STEPS={most} is the most now, `{hints.command('resume')}` goes on from there",
+        )
+
+
+def time(case: Case) -> Iterator[Refusal]:
+    """`slurm.grace_s` before its time limit a segment is told to save and end."""
+    given, grace_s = case.settings.schedule.time, case.site.slurm.grace_s
+    if (limit_s := time_limit.seconds(given)) <= grace_s:
+        why = f"{limit_s} s, and a segment is told to end {grace_s} s before its limit (slurm.grace_s of the site)"
+        yield case.refusal(
+            "schedule.time", given, f"{why}: it would never make a step", f"more than {grace_s} s would do"
         )

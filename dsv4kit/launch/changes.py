@@ -23,6 +23,9 @@ _FREE = (
     "schedule.segment_steps",
     "schedule.spare_segments",
     "schedule.save_freq",
+    "checkpoint.keep_last",
+    "checkpoint.keep_every",
+    "checkpoint.keep_best",
     "watch.",
     "ray.",
     "env.",
@@ -114,6 +117,11 @@ def _refusal(key: str, settings: Settings) -> str | None:
 
 def _among(key: str, names: Iterable[str]) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
+
+
+def unknown_to_kit(spec: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Keys of node.json that are to change and that the run's own kit, an older one, does not have."""
+    return [key for key in after if key not in spec and before.get(key) != after[key]]
 
 
 def told(spec: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import math
 import os
 import re
 import shutil
@@ -187,7 +186,7 @@ def shared(submission: Submission) -> Iterator[Finding]:
 
 def space(submission: Submission) -> Iterator[Finding]:
     """Whether the checkpoints have room."""
-    from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
+    from dsv4kit.plan.counted.checkpoint_size import checkpoint_size, checkpoints_on_disk
     from dsv4kit.plan.from_settings import question
 
     settings = submission.resolved.settings
@@ -198,8 +197,10 @@ def space(submission: Submission) -> Iterator[Finding]:
         yield Finding("ok", "space", f"{free / _TB:.2f} TB free")
         return
     one = checkpoint_size(asked).size_gb * 1e9
-    count = math.ceil(settings.schedule.steps / settings.schedule.save_freq)
-    text = f"{free / _TB:.1f} TB free; {count} checkpoints of {one / _TB:.2f} TB are {count * one / _TB:.1f} TB"
+    count = checkpoints_on_disk(asked.schedule)
+    kept = settings.checkpoint.keep_last
+    need = f"{count * one / _TB:.1f} TB ({'all stay' if kept is None else f'at the most, with KEEP_LAST={kept}'})"
+    text = f"{free / _TB:.1f} TB free; {count} checkpoints of {one / _TB:.2f} TB are {need}"
     level: Level = "problem" if free < 2 * one else "warning" if free < count * one else "ok"
     yield Finding(level, "space", text)
     if left := quota_left(_output("lfs", "quota", "-q", "-u", getpass.getuser(), str(where))):

@@ -99,7 +99,13 @@ class Resumption:
         )
         spec = old_spec
         if found.keys() - {"schedule.steps"} or self.asked.new_kit:
-            spec = changes.told(old_spec, before.node_spec().as_dict(), made := after.node_spec().as_dict())
+            was, made = before.node_spec().as_dict(), after.node_spec().as_dict()
+            if not self.asked.new_kit and (lacking := changes.unknown_to_kit(old_spec, was, made)):
+                raise UserError(
+                    f"{', '.join(lacking)}: this run's own kit is older and knows no such setting;"
+                    f" `{hints.command('resume', RUN=self.run.name, KIT='new')}` takes this one's"
+                )
+            spec = changes.told(old_spec, was, made)
             if self.asked.new_kit:  # it wants every key it knows, and no other
                 spec = {key: spec.get(key, value) for key, value in made.items()}
         ownership.claim(checkpoints, self.run)

@@ -15,12 +15,14 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.launch.usual import UsualPhases
 from dsv4kit.run import exclusions, metrics, node_spec, outcome, phases
-from dsv4kit.run.directory import ChainLink, RunDir
-from dsv4kit.run.files import read_object
+from dsv4kit.run.directory import ChainLink, RunDir, SegmentDir
+from dsv4kit.run.files import read_object, tail
 from dsv4kit.run.outcome import Outcome
 from dsv4kit.run.reader import AttemptReader, RunReader
 
 NOT_SUBMITTED = "NOT SUBMITTED"
+# As templates/segment.sbatch.j2 ends the one line with its reason.
+_STARTED_NOTHING = "; nothing is started"
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ class StateReader:
         goes_back = any(run.segment(segment.segment).request_file.exists() for segment in waiting)
         past = [attempt.outcome for attempt in attempts if attempt.outcome]
         state, reason = _state(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
-        if state == "waiting" and "JobHeldUser" in reason:
+        if state == "waiting" and "JobHeld" in reason:  # by its user, or by root
             reason = self._why_held(segments) or reason
         return RunState(
             run=run.name,
@@ -165,7 +167,9 @@ class StateReader:
         course = latest.course if latest else None
         done = latest.outcome if latest else None
         last = latest.last if latest else None
-        state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
+        silent = not attempts and (job is None or job.state == "FAILED")
+        said = _batch_script_said(self._run.segment(link.segment)) if silent else []
+        state = job or JobState(_remembered_state(done, bool(said)), "Slurm no longer knows the job")
         if not link.job_id:
             state = JobState(NOT_SUBMITTED, "")
         marks = latest.marks if latest else []
@@ -185,7 +189,7 @@ class StateReader:
             step_s=last.data.get(metrics.STEP_TIME) if last else None,
             end=done.end if done else None,
             loss=last.data.get(metrics.SFT_LOSS) if last else None,
-            evidence=done.evidence if done else [],
+            evidence=done.evidence if done else said,
             changes=read_object(self._run.segment(link.segment).changes_file),
             seconds=phases.seconds(marks, done.ended if done else None),
             phase=now.phase if now else None,
@@ -220,9 +224,15 @@ def _starts_again(attempts: Sequence[AttemptReader]) -> Iterator[str]:
         yield f"{line}; trained again {trains[0] - fault[-1]:.0f} s later" if trains else line
 
 
-def _remembered_state(done: Outcome | None) -> str:
+def _batch_script_said(segment: SegmentDir) -> list[str]:
+    """Why the batch script started nothing: the secrets file had another mode by then."""
+    begins = f"segment {segment.number}: "
+    return [line.removeprefix(begins) for line in tail(segment.log, 20) if line.endswith(_STARTED_NOTHING)]
+
+
+def _remembered_state(done: Outcome | None, refused: bool) -> str:
     if done is None:
-        return "CANCELLED"  # it left nothing: it never ran
+        return "FAILED" if refused else "CANCELLED"  # it left nothing: it never ran
     return "FAILED" if done.next == outcome.STOP else "COMPLETED"
 
 
@@ -258,6 +268,9 @@ def _state(
         return "cancelled", f"by the user; step {saved} of {total} is saved"
     if past and past[-1].next == outcome.STOP:
         return "stopped", past[-1].reason
+    ran = [segment for segment in segments if segment.state not in ("CANCELLED", NOT_SUBMITTED)]
+    if ran and not ran[-1].attempts and ran[-1].evidence:
+        return "stopped", ran[-1].evidence[0]
     if no_answer is not None:
         return "unknown", no_answer
     submitted = [segment.segment for segment in segments if segment.state != NOT_SUBMITTED]

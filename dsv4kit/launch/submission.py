@@ -195,7 +195,11 @@ class Submission:
                 stall_s=settings.watch.stall_s,
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,
                 restarts=settings.watch.restarts,
+                save_s=round(self.plan.segment.timing.save_s, 1) if self.plan else 0.0,
             ),
+            keep_last=settings.checkpoint.keep_last,
+            keep_every=settings.checkpoint.keep_every,
+            keep_best=settings.checkpoint.keep_best,
         )
 
     def _env(self) -> dict[str, str]:

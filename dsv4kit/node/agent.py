@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from dsv4kit.node.launchers import BY_NAME
 from dsv4kit.node.lead import Lead
 from dsv4kit.node.ray import cluster
 from dsv4kit.node.sampler import Sampler
+from dsv4kit.node.scratch import Scratch
 from dsv4kit.node.stacks import StackReporter
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.node_files import NodeReport
@@ -41,17 +41,17 @@ class Agent:
         self.spec = NodeSpec.load(attempt.run)
         self.attempt, self.terminated = attempt, terminated
         self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
-        self.temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
-        self.env = environment.build(os.environ, self.spec, self.attempt.files, self.temporary)
+        self.scratch = Scratch(cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number))
+        self.env = environment.build(os.environ, self.spec, self.attempt.files, self.scratch.path)
         self.launcher: Launcher | None = None
 
     def run(self) -> bool:
         """The attempt, from the first check to the last process ended; whether this job makes another one."""
         sampler = Sampler(self.attempt.own.samples, self.spec.sample_interval_s)
         sampler.start()
-        reporter = StackReporter(self.attempt, self.temporary)
+        reporter = StackReporter(self.attempt, self.scratch.path)
         reporter.start()
-        self._make_home()
+        self._make_room()
         try:
             if self.attempt.leads:
                 Lead(self.spec, self.attempt, self.terminated).run(self._prepare)
@@ -64,11 +64,17 @@ class Agent:
             self._clean()
         return self.attempt.again and not self.terminated.is_set()
 
-    def _make_home(self) -> None:
-        """The home that `environment.build` falls back to lies in scratch, which the preflight checks."""
-        if (home := Path(self.env["HOME"])).parent == self.temporary:
-            with contextlib.suppress(OSError):
-                home.mkdir(parents=True, exist_ok=True)
+    def _make_room(self) -> None:
+        """The attempt's directory in scratch, with the home that `environment.build` falls back to.
+
+        Where scratch is not to be used, the preflight says so.
+        """
+        with contextlib.suppress(OSError):
+            self.scratch.claim()
+            if (home := Path(self.env["HOME"])).parent == self.scratch.path:
+                home.mkdir(exist_ok=True)
+        for line in self.scratch.sweep():
+            print(f"{socket.gethostname()}: {line}", flush=True)
 
     def _prepare(self) -> tuple[NodeReport, Launcher]:
         """The site's setup and this node's checks, told to the others; and what starts its part of the trainer."""
@@ -78,7 +84,7 @@ class Agent:
         except (AddressError, setup.SetupError, OSError) as error:
             report = NodeReport(socket.gethostname(), "", [str(error)], time=time.time())
         self.attempt.own.report(report)
-        self.launcher = BY_NAME[self.spec.launcher](self.spec, self.attempt, self.env, self.temporary)
+        self.launcher = BY_NAME[self.spec.launcher](self.spec, self.attempt, self.env, self.scratch.path)
         return report, self.launcher
 
     def _follow(self) -> None:
@@ -94,7 +100,7 @@ class Agent:
     def _clean(self) -> None:
         if self.launcher:
             self.launcher.keep_logs()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.scratch.remove()
 
 
 def run_segment(run_dir: str, segment: int) -> None:

@@ -6,6 +6,7 @@ well there. Each node writes its report; node 0 has torchrun measure once all ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -18,6 +19,7 @@ from dsv4kit.node.address import AddressError, own_address
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError
 from dsv4kit.node.ray import cluster
+from dsv4kit.node.scratch import Scratch
 from dsv4kit.node.torchrun import TorchrunLauncher
 from dsv4kit.run import outcome
 from dsv4kit.run.directory import RunDir
@@ -36,11 +38,13 @@ class NodeVisit:
         self.spec = NodeSpec.load(run)
         self.attempt = Attempt.here(run, 1)
         self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
-        temporary = cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number)
-        env = environment.build(os.environ, self.spec, self.attempt.files, temporary)
+        self.scratch = Scratch(cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number))
+        with contextlib.suppress(OSError):  # the preflight says so
+            self.scratch.claim()
+        env = environment.build(os.environ, self.spec, self.attempt.files, self.scratch.path)
         self.report, env = self._examine(env)
         self.attempt.own.report(self.report)
-        self.launcher = TorchrunLauncher(self.spec, self.attempt, env, temporary)
+        self.launcher = TorchrunLauncher(self.spec, self.attempt, env, self.scratch.path)
         self.clocks = preflight.clocks()
 
     def _examine(self, env: dict[str, str]) -> tuple[NodeReport, dict[str, str]]:
@@ -103,6 +107,7 @@ def visit(run_dir: str) -> None:
     """What submitit runs on every node."""
     print(f"{os.uname().nodename}: doctor, Python {sys.version.split()[0]}", flush=True)
     processes.adopt_orphans()
+    here = None
     try:
         here = NodeVisit(RunDir(Path(run_dir)))
         if here.attempt.leads:
@@ -111,3 +116,5 @@ def visit(run_dir: str) -> None:
             here.follow()
     finally:
         processes.end_descendants(grace_s=1)
+        if here:
+            here.scratch.remove()

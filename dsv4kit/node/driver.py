@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import time
@@ -10,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsv4kit.checkpoint import inspection, tracker
+from dsv4kit.checkpoint import tracker
 from dsv4kit.node import processes
+from dsv4kit.node.checkpoint_keeper import CheckpointKeeper
 from dsv4kit.run import ends, metrics, phases, stacks
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.driver_log import DriverLog, Event, Phase
@@ -20,6 +20,11 @@ from dsv4kit.run.node_spec import NodeSpec
 from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
+# For the sizes of the last checkpoint; the next segment looks into its files where it has none.
+_LAST_RECORD_S = 20.0
+# Between two looks lie a quarter of a second and some waiting for files; more was no time in which the driver could
+# have spoken: the job was suspended, or the node stood still.
+_LONGEST_LOOK_S = 10.0
 _SEEDS_PER_START = 10_007
 # Of what the processes are doing, in the evidence of a hang.
 _LINES = 3
@@ -81,6 +86,26 @@ def phase_of(log: DriverLog, saved: int) -> str:
     return _AFTER[log.phase]
 
 
+class Silence:
+    """How long the driver has said nothing, in time that this process was awake to hear it."""
+
+    def __init__(self) -> None:
+        self._looked, self._s = time.monotonic(), 0.0
+        self.asked = False
+        """Whether the processes have been asked about this one."""
+
+    def end(self) -> None:
+        """It has said something."""
+        self._s, self._looked, self.asked = 0.0, time.monotonic(), False
+
+    def lasts_s(self) -> float:
+        """Seconds so far; to be asked at each look."""
+        now = time.monotonic()
+        self._s += min(now - self._looked, _LONGEST_LOOK_S)
+        self._looked = now
+        return self._s
+
+
 class Driver:
     """Runs the driver and watches its end, the step it resumed at, that it moves, and what it has saved.
 
@@ -104,34 +129,39 @@ class Driver:
         self._spec, self._attempt, self._phases = spec, attempt, phase_marks
         self._start, self._argv = start, argv
         self._log = DriverLog()
-        self._saved, self._recorded = start, start
+        self._saved = start
+        self.checkpoints = CheckpointKeeper(spec, attempt, start)
+        self._not_numbers: dict[str, int] = {}
         self.notes: list[str] = []
 
     def run(self, env: Mapping[str, str], interrupted: Callable[[], str | None]) -> DriverEnd:
         """Blocks until the driver has ended. `interrupted` names a class of end once the segment has to stop."""
+        self.checkpoints.begin()
         process = processes.start(self._argv, env, self._attempt.driver_log, self._attempt.path)
         try:
             return self._watch(process, interrupted)
         finally:
             processes.end(process)
+            self.checkpoints.settle(_LAST_RECORD_S)
             self._note_saved()
+            for name, steps in self._not_numbers.items():
+                if steps > 1:
+                    self._note(f"{name} was not a number in {steps} steps")
             if phase_of(self._log, self._saved) == phases.SAVE:
                 self._note(f"it ended while the checkpoint of step {self._log.saving_step} was being saved")
 
     def _watch(self, process: subprocess.Popen[bytes], interrupted: Callable[[], str | None]) -> DriverEnd:
         log, lines = self._log, GrowingFile(self._attempt.driver_log)
-        last_sign_of_life, seen_metrics, asked_at = time.monotonic(), 0, 0.0
+        silence, records = Silence(), GrowingFile(self._attempt.metrics_file)
         while True:
             exit_status = process.poll()
             for line in lines.new_lines():
                 self._tell(log.feed(line.decode(errors="replace")))
-                last_sign_of_life = time.monotonic()
-            size = _size(self._attempt.metrics_file)
-            if size > seen_metrics:
-                seen_metrics, last_sign_of_life = size, time.monotonic()
-                # The rank that logs may be on another node, and its lines in that node's log.
-                if log.first_step is None and (steps := _trained(self._attempt.metrics_file)):
-                    log.first_step = steps[0]
+                silence.end()
+            for line in records.new_lines():
+                silence.end()
+                if (record := metrics.parse_line(line)) and record.trained:
+                    self._trained(record)
             if contradiction := log.contradicts(self._start):
                 return DriverEnd(processes.end(process), ends.WRONG_STEP, [contradiction])
             self._note_saved()
@@ -140,17 +170,32 @@ class Driver:
                 return DriverEnd(exit_status, None, [])
             if end := interrupted():
                 return DriverEnd(processes.end(process), end, [])
-            silence = time.monotonic() - last_sign_of_life
-            if silence > self._spec.limits.stall_s / 2 and asked_at < last_sign_of_life:
-                asked_at = time.monotonic()
+            lasts, allowed = silence.lasts_s(), self._allowed_silence_s()
+            if lasts > allowed / 2 and not silence.asked:
+                silence.asked = True
                 for place in stacks.described(self._explain())[:_LINES]:
-                    self._note(f"no sign of life for {silence:.0f} s: {place}")
-            if silence > self._spec.limits.stall_s:
+                    self._note(f"no sign of life for {lasts:.0f} s: {place}")
+            if lasts > allowed:
                 found = self._explain()
                 self.odd_nodes = stacks.odd_nodes(found)
-                evidence = f"no log line and no finished step for {silence:.0f} s"
+                evidence = f"no log line and no finished step for {lasts:.0f} s"
                 return DriverEnd(processes.end(process), ends.STALLED, [evidence, *stacks.described(found)[:_LINES]])
             time.sleep(_POLL_S)
+
+    def _trained(self, record: metrics.StepMetrics) -> None:
+        """A step was made: what its metrics tell."""
+        # The rank that logs may be on another node, and its lines in that node's log.
+        if self._log.first_step is None:
+            self._log.first_step = record.step
+        for name in record.not_numbers:
+            if name not in self._not_numbers:
+                self._note(f"{name} is not a number (NaN or infinite) in step {record.step}")
+            self._not_numbers[name] = self._not_numbers.get(name, 0) + 1
+
+    def _allowed_silence_s(self) -> float:
+        """A save says nothing until it is done, so as long as one is planned to take is allowed besides."""
+        limits = self._spec.limits
+        return limits.stall_s + (limits.save_s if self._phases.now == phases.SAVE else 0.0)
 
     def _tell(self, events: Iterable[Event]) -> None:
         """Each begin of a phase at the moment it is logged, and what a reader of the run should know."""
@@ -167,30 +212,12 @@ class Driver:
         self._phases.note(line)
 
     def _note_saved(self) -> None:
-        """Records the sizes of every file of a checkpoint once the tracker names it, for the next segment's check."""
-        directory = Path(self._spec.checkpoint_dir)
-        step = tracker.read_tracker(directory)
-        if step is None or step <= self._recorded:
-            return
-        self._saved = max(self._saved, step)
-        with contextlib.suppress(inspection.CheckpointError, OSError):  # not whole yet: the next look tries again
-            inspection.record_sizes(
-                inspection.step_directory(directory, step), self._spec.checkpoint_contents, self._spec.data_ranks
-            )
-            self._recorded = step
+        """Which step the tracker names by now, and what has become of the checkpoints."""
+        self._saved = max(self._saved, tracker.read_tracker(Path(self._spec.checkpoint_dir)) or 0)
+        for line in self.checkpoints.new_lines():
+            self._note(line)
 
     def steps_done(self) -> int:
         """The last step whose metrics were written."""
         last = metrics.last_step(self._attempt.metrics_file)
         return self._start if last is None else last
-
-
-def _trained(path: Path) -> list[int]:
-    return [step.step for step in metrics.read_metrics(path) if step.trained]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

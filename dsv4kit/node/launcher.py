@@ -49,6 +49,13 @@ class Launcher(ABC):
         """The driver's environment on node 0."""
         return self.env
 
+    def own_failure(self, patience_s: float = 0.0) -> str | None:
+        """Node 0: why its own part of what joins the nodes is over, or None; looked for until `patience_s` is over.
+
+        Whatever the other nodes report then follows from it.
+        """
+        return None
+
     def interrupted(self) -> str | None:
         """Node 0, while the driver runs: the class of end that is due because of another node, or None."""
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ from dsv4kit.node.resume import set_course
 from dsv4kit.run import ends, exclusions, metrics, outcome, stacks
 from dsv4kit.run.course import Course
 from dsv4kit.run.ends import Evidence
-from dsv4kit.run.files import read_json
+from dsv4kit.run.files import GrowingFile, read_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
@@ -28,8 +29,20 @@ from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases, seconds
 from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
+# A driver dies of its node's raylet in the same moment; what watches the head looks once a second.
+_HEAD_SPEAKS_S = 3.0
+_OF_A_DEAD_HEAD = (ends.NODE_LOST, ends.PROCESS_DIED, ends.KILLED, ends.UNKNOWN)
+# It writes when it signals, which is when the agent ends.
+_SLURM_SPEAKS_LOOKS = 8
+# The node whose task ended first, or the reason of a cancellation; not what follows from them on the other nodes.
+_SLURM_SAYS = re.compile(
+    r"^(srun: error: ([^:]+: tasks? [^:]+: (?!Terminated)|Node failure on )"
+    r"|slurmstepd[^:]*: error: .*(CANCELLED AT|DUE TO|oom))"
+)
 # All nodes check themselves at the same time, so what one finds others find soon.
 _ALL_REPORTS_S = 15.0
+# All nodes wait for it; what is left then is deleted while the next segment trains.
+_DELETING_S = 60.0
 
 
 class Lead:
@@ -40,8 +53,12 @@ class Lead:
         self.phases = Phases(attempt.files.phases_file)
         self.started = time.time()
         self.exit_status: int | None = None
+        self.driver: driver.Driver | None = None
+        self.head_lost = False
         self.notes: list[str] = []
         self.clocks = preflight.clocks()
+        self.slurm_says = GrowingFile(attempt.segment_dir.log)
+        self.slurm_says.new_lines()  # what it says from now on
         owner = Owner(attempt.job_id, attempt.segment, attempt.number, socket.gethostname())
         self.lease = Lease(attempt.run.path, owner)
 
@@ -83,7 +100,12 @@ class Lead:
             evidence = Evidence(ends.AGENT_FAILED, [f"{type(error).__name__}: {error}", *_raised_at(error)])
         finally:
             self.phases.begin(END)
-        return self._conclude(here, evidence, excluded)
+        again = self._conclude(here, evidence, excluded)
+        if self.driver:
+            self.driver.checkpoints.close(0.0 if again else _DELETING_S, self.terminated)
+            for line in self.driver.checkpoints.new_lines():
+                print(f"checkpoints: {line}", flush=True)
+        return again
 
     def _advance(self, here: Course, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> Evidence:
         if here.refusal:
@@ -125,10 +147,13 @@ class Lead:
         self.phases.begin(IMPORT)
         argv = driver.command(self.spec, here.start, here.target, launcher.runner(own))
         running = driver.Driver(self.spec, self.attempt.files, self.phases, here.start, argv, self._explain)
-        ended = running.run(launcher.driver_env(own), lambda: self._interrupted() or launcher.interrupted())
+        self.driver = running
+        ended = running.run(launcher.driver_env(own), lambda: self._interrupted(launcher) or launcher.interrupted())
         self.exit_status, self.notes = ended.exit_status, running.notes
         if ended.ended_as == ends.ANOTHER_LIVE:
             return Evidence(ends.ANOTHER_LIVE, [_live(self.lease.lost or "unknown")])
+        if ended.ended_as == ends.NODE_LOST:
+            self._blame(own, launcher.own_failure())
         if running.odd_nodes:
             raise AttemptError(ends.STALLED, ended.evidence, running.odd_nodes)
         if ended.ended_as not in (None, ends.PART_ENDED):
@@ -140,27 +165,41 @@ class Lead:
         if ended.exit_status == 0:
             line = f"the driver ended by itself at step {running.steps_done()}, before step {here.target} was saved"
             return Evidence(ends.STOPPED_SHORT, [line])
-        return launcher.evidence(ended.exit_status)
+        found = launcher.evidence(ended.exit_status)
+        if head_failure := launcher.own_failure(_HEAD_SPEAKS_S if found.end in _OF_A_DEAD_HEAD else 0.0):
+            self._blame(own, head_failure, found.lines)
+        return found
 
     def _explain(self) -> Sequence[ProcessStack]:
         return stacks.ask(self.attempt.files, self.spec.nodes)
 
-    def _interrupted(self) -> str | None:
+    def _blame(self, own: NodeReport, head_failure: str | None, lines: Sequence[str] = ()) -> NoReturn:
+        """Ends the attempt for the node that is lost: this one where its head is, else those that say so."""
+        if head_failure:
+            self.head_lost = True
+            raise AttemptError(ends.NODE_LOST, [f"{own.host}: {head_failure}", *lines], [own.host])
+        failures = self.attempt.look().failures
+        raise AttemptError(ends.NODE_LOST, [f"{host}: {text}" for host, text in failures.items()], list(failures))
+
+    def _interrupted(self, launcher: Launcher | None = None) -> str | None:
         """The class of end that is due now, or None."""
         if self.lease.lost:
             return ends.ANOTHER_LIVE
         if self.terminated.is_set():
             return ends.TIME_LIMIT if self.attempt.stop_requested else ends.TERMINATED
-        if self.attempt.look().failures:
+        if (launcher and launcher.own_failure()) or self.attempt.look().failures:
             return ends.NODE_LOST
         return None
 
     def _conclude(self, here: Course, evidence: Evidence, excluded: list[str]) -> bool:
         """Writes what the attempt did and what is next; whether that is another attempt of this job."""
         directory = Path(self.spec.checkpoint_dir)
+        if evidence.end == ends.TERMINATED and not evidence.lines:
+            evidence = Evidence(ends.TERMINATED, self._slurms_words())
         reached = here.start if here.refusal else tracker.read_tracker(directory) or 0
         seen = self.attempt.look()
-        bad = sorted({*excluded, *seen.failures})
+        # A worker that lost a dead head did not fail.
+        bad = sorted({*excluded, *(() if self.head_lost else seen.failures)})
         self._exclude(bad, seen, evidence)
         following, reason = outcome.decide(
             evidence.end,
@@ -206,13 +245,24 @@ class Lead:
         limit = self.spec.limits.restarts
         return restart.is_due(result, avoided, self.attempt.restarts, limit, left, needed)
 
+    def _slurms_words(self) -> list[str]:
+        """Why Slurm ended the job, and where, as far as its own log of the job says so by now."""
+        found: list[str] = []
+        for _ in range(_SLURM_SPEAKS_LOOKS):
+            lines = (line.decode(errors="replace").strip() for line in self.slurm_says.new_lines())
+            found += [line for line in lines if _SLURM_SAYS.search(line)]
+            if found:
+                break
+            time.sleep(_POLL_S)
+        return found[:3]
+
     def _exclude(self, hosts: list[str], seen: NodesSeen, evidence: Evidence) -> None:
         """Writes down the nodes that the run avoids from now on, by Slurm's names, each with its own reason."""
         names = {report.host: report.slurm_node or report.host for report in seen.reports}
         own = self.attempt.segment
         for host in hosts:
             lines = [line.removeprefix(f"{host}: ") for line in evidence.lines if line.startswith(f"{host}: ")]
-            reason = seen.failures.get(host) or "; ".join(lines) or evidence.end
+            reason = "; ".join(lines) or seen.failures.get(host) or evidence.end
             found = exclusions.Exclusion(round(time.time(), 1), own, names.get(host, host), reason)
             exclusions.add(self.attempt.run, [found])
 

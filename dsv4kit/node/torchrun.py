@@ -89,4 +89,5 @@ class TorchrunLauncher(Launcher):
             f"--master-port={ports.TORCHRUN}",
             f"--local-addr={own.address}",
             "--max-restarts=0",
+            f"--log-dir={self.temporary / 'torchrun'}",  # else a torchelastic_* of its own in /tmp, for ever
         )

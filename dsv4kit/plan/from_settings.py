@@ -73,6 +73,9 @@ def question(settings: schema.Settings) -> Question | None:
             segment_steps=settings.schedule.segment_steps,
             save_freq=settings.schedule.save_freq,
             time_limit_s=time_limit.seconds(settings.schedule.time),
+            keep_last=settings.checkpoint.keep_last,
+            keep_every=settings.checkpoint.keep_every,
+            keep_best=settings.checkpoint.keep_best,
         ),
         env=tuple(settings.env.items()),
     )

@@ -67,6 +67,9 @@ _RANK = {name: number for number, name in reversed(list(enumerate(name for name,
 _EXCEPTION = re.compile(r"\b\w*(Error|Exception): ")
 # Ray's traceback of what failed elsewhere: ray::WorkerDict.update_actor() (pid=8, ip=10.0.0.3, actor_id=...)
 _REMOTE = re.compile(r"ray::(?P<name>[\w.]+)\(?\)? \(pid=(?P<pid>\d+), ip=(?P<ip>[0-9a-f.:]+)")
+# torchrun's table of the processes that failed (torch/distributed/elastic/multiprocessing/errors): the first one.
+_ROOT_CAUSE = "Root Cause (first observed failure):"
+_ROW = re.compile(r"\s*(?P<key>host|rank|exitcode) *: (?P<value>\S+)(?:.*\(pid: (?P<pid>\d+)\))?")
 # verl's reward workers print samples: `[prompt]`, `[response]`, `[ground_truth]`, `[score]` and the model's text.
 _SAMPLE = re.compile(r"\[(prompt|response)\]")
 _SAMPLE_END = re.compile(r"\[score\]|\[ground_truth\]")
@@ -83,6 +86,7 @@ class _Failure:
     found: dict[str, list[str]] = field(default_factory=dict)
     exceptions: list[str] = field(default_factory=list)
     where: str = ""
+    table: dict[str, str] | None = None
 
 
 def classify(lines: Iterable[str], exit_status: int | None = None, hosts: Mapping[str, str] | None = None) -> Evidence:
@@ -99,13 +103,19 @@ def classify(lines: Iterable[str], exit_status: int | None = None, hosts: Mappin
         shown = _with_place(text, source, hosts or {})
         last.append(shown)
         failure.where = failure.where or _remote_place(text, hosts or {})
+        if source is None and text.strip() == _ROOT_CAUSE:
+            failure.table = {}
+        elif failure.table is not None and (row := _ROW.match(text)):
+            failure.table.setdefault(row["key"], row["value"])
+            if row["pid"]:
+                failure.table.setdefault("pid", row["pid"])
         if _EXCEPTION.search(text) and shown not in failure.exceptions:
             failure.exceptions.append(shown)
         for name, pattern in _PATTERNS:
             if pattern.search(text):
                 failure.found.setdefault(name, []).append(shown)
                 break
-    place = [failure.where] if failure.where else []
+    place = [first] if (first := _first_of_table(failure.table) or failure.where) else []
     killed = signal_name(exit_status)
     note = [f"the driver was killed by {killed}"] if killed else []
     for name in sorted(failure.found, key=_RANK.__getitem__):
@@ -154,6 +164,17 @@ def _after_the_last_step(lines: Iterable[str]) -> tuple[bool, list[tuple[Source 
             continue
         kept.append((source, text))
     return trained, list(kept)
+
+
+def _first_of_table(table: Mapping[str, str] | None) -> str:
+    """The first process that failed, as torchrun saw it: its exit status is negative for a signal."""
+    if not table or "rank" not in table:
+        return ""
+    code = table.get("exitcode", "")
+    status = int(code) if code.lstrip("-").isdecimal() else None
+    ended = f"killed by {killed}" if (killed := signal_name(status)) else f"exit status {code or 'unknown'}"
+    host, pid = (table.get(key, "unknown") for key in ("host", "pid"))
+    return f"first to fail: rank {table['rank']} on {host}, pid {pid}, {ended}"
 
 
 def _with_place(text: str, source: Source | None, hosts: Mapping[str, str]) -> str:

@@ -11,7 +11,9 @@ Standard library only; used on the compute nodes and by the report.
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
 SFT_LOSS = "train/loss"
 
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
+# What training goes by; other metrics may well be undefined in a step.
+_MUST_BE_NUMBERS = re.compile(r"(^|[/_])(loss|grad_norm)$|^critic/(score|rewards)/mean$")
 _TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")
 _BLOCK_BYTES = 1 << 16
 _TAIL_LIMIT_BYTES = 64 << 20
@@ -42,6 +46,15 @@ class StepMetrics:
     def trained(self) -> bool:
         """Whether the step was trained here, and not only validated."""
         return any(name in self.data for name in _TRAINED)
+
+    @property
+    def not_numbers(self) -> list[str]:
+        """Losses, gradient norms and rewards that are NaN or infinite."""
+        return sorted(
+            name
+            for name, value in self.data.items()
+            if _MUST_BE_NUMBERS.search(name) and (value is None or not math.isfinite(value))
+        )
 
 
 def parse_line(line: bytes | str) -> StepMetrics | None:

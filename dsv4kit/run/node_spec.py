@@ -30,7 +30,8 @@ class NodeResources:
 class Limits:
     """What a node must have before it starts, and when a segment is given up.
 
-    `restarts`: how often a job starts its trainer again after a fault.
+    `restarts`: how often a job starts its trainer again after a fault. `save_s`: what a save is
+    planned to take; 0 where nothing is known.
     """
 
     min_memory_bytes: int
@@ -38,6 +39,7 @@ class Limits:
     stall_s: float
     max_attempts_without_progress: int
     restarts: int = 0
+    save_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class NodeSpec:
     """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one.
 
     `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
-    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO.
+    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `keep_last`, `keep_every` and
+    `keep_best` say which checkpoints stay (`checkpoint.retention`); where the first is None, as in runs of older kits,
+    all do.
     """
 
     run: str
@@ -72,6 +76,9 @@ class NodeSpec:
     sample_interval_s: float
     ray: NodeResources
     limits: Limits
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_best: int | None = None
 
     @classmethod
     def load(cls, run: RunDir) -> NodeSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,16 @@ def sandbox_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def sandbox(sandbox_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
+def small_disk(sandbox_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A file system of 32 MiB, which the nodes see because it is there before they are."""
+    place = tmp_path_factory.mktemp("small disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", place], check=True)
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.fixture(scope="session")
+def sandbox(sandbox_root: Path, small_disk: Path, tmp_path_factory: pytest.TempPathFactory) -> Sandbox:
     """Four nodes with one fake GPU each, which see the tests' temporary directories.
 
     A test that changes a node leaves it as it was. Slurm's commands need `sandbox.client_env` in their environment.

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -221,6 +222,43 @@ def test_on_a_full_disk_nothing_is_submitted_and_nothing_is_left(cluster: Cluste
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
+def test_a_disk_that_fills_while_it_trains_holds_the_rest_of_the_chain(cluster: Cluster, small_disk: Path) -> None:
+    """Three segments were used up in 8 s, without a word about why."""
+    gate, fillers = cluster.root / "full-gate", [small_disk / "filler", small_disk / "rest"]
+    on_it = copy.copy(cluster)
+    on_it.root = small_disk
+    run = on_it.submit_sft("r", ("schedule.steps", 4), ("env.STAND_IN_GATE", f"2:{gate}"))
+    cluster.wait(run, lambda state: state.saved_step == 1)
+    for filler in fillers:  # until nothing more can be written, be it a single byte
+        subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4096"], check=False, capture_output=True)
+    gate.touch()
+    state = cluster.wait(run, lambda state: state.segments[0].over and "held" in state.reason)
+    assert state.state == "waiting"
+    assert f"held by segment 1: nothing can be written to {run.path}" in state.reason
+    first, *others = [segment.state for segment in state.segments]
+    assert (first, set(others)) == ("FAILED", {"PENDING"})
+    for filler in fillers:
+        filler.unlink()
+    cancel_run(run, cluster.slurm)
+    cluster.wait(run)
+    Resumption(run, cluster.slurm).submit(print)
+    state = cluster.wait(run)
+    assert (state.state, state.saved_step) == ("finished", 4)
+
+
+def test_limits_of_the_submitting_shell_do_not_reach_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    """`ulimit -t 6` killed two drivers in a row; the preflight would refuse such limits now."""
+    sbatch = tmp_path / "sbatch"
+    limited = "ulimit -S -t 6 -n 256 -l 64"
+    sbatch.write_text(f'#!/bin/bash\n{limited}\nexec {shutil.which("sbatch")} "$@"\n')
+    sbatch.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    shell = copy.copy(cluster)
+    shell.slurm = Slurm({**cluster.sandbox.client_env, "PATH": path})
+    run = shell.submit_sft("limited", ("schedule.steps", 1))
+    assert cluster.wait(run).state == "finished"
+
+
 def test_a_run_whose_checkpoints_are_gone_does_not_start_over(cluster: Cluster) -> None:
     run = cluster.submit_sft("gone", ("schedule.steps", 2))
     cluster.wait(run)
@@ -278,12 +316,18 @@ def test_a_resume_with_other_settings_and_the_new_kit_goes_on_where_the_run_was(
     cluster.wait(run)
     (run.kit / "dsv4kit" / "node" / "agent.py").write_text("raise SystemExit('an older kit')")
     node = cluster.nodes_of(run.chain()[0].job_id)
-    overrides = [Override("schedule.time", "0:07:00", "TIME=0:07:00"), Override("schedule.save_freq", 2, "SAVE_FREQ=2")]
+    assert (run.path / "checkpoints" / "global_step_1").exists()
+    overrides = [
+        Override("schedule.time", "0:07:00", "TIME=0:07:00"),
+        Override("schedule.save_freq", 2, "SAVE_FREQ=2"),
+        Override("checkpoint.keep_last", 1, "KEEP_LAST=1"),
+    ]
     asked = Asked(overrides, queue={"PARTITION": "main", "EXCLUDE": node}, new_kit=True)
     links = Resumption(run, cluster.slurm, steps=4, asked=asked).submit(print)
     state = cluster.wait(run)
     assert (state.state, steps(state)) == ("finished", [(0, 2), (2, 4)])
-    assert not (run.path / "checkpoints" / "global_step_3").exists()
+    left = sorted(path.name for path in (run.path / "checkpoints").glob("global_step_*"))
+    assert left == ["global_step_2", "global_step_4"]
     assert cluster.shown(links[0].job_id, "TimeLimit") == "00:07:00"
     assert cluster.nodes_of(links[0].job_id) != node
     assert state.segments[-1].changes["site.slurm.exclude"] == [None, node]

@@ -2,8 +2,9 @@
 
 import json
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.run import ends, outcome
 from dsv4kit.run.directory import RunDir
+from dsv4kit.run.node_files import reports
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -82,8 +84,56 @@ def test_losing_a_node_starts_the_segment_again_from_the_checkpoint(cluster: Clu
         assert state.segments[0].attempts == 2
         assert state.segments[0].start_step is not None
         assert state.segments[0].start_step >= 1
+        first = outcome.load(run.segment(1).attempt(0))
+        assert first is not None
+        assert first.evidence[0] == f"srun: error: Node failure on {node}"
     finally:
         cluster.sandbox.start_node(node)
+
+
+def test_a_dead_gcs_is_the_first_nodes_fault_at_once_and_never_the_workers(cluster: Cluster) -> None:
+    """It took a minute, ended as unknown, and the healthy workers were avoided from then on."""
+    run = cluster.submit("headless", ("schedule.steps", 2), ("env.STAND_IN_GATE", f"1:{cluster.root}/headless-gate"))
+    state = cluster.wait(run, lambda state: "import" in state.segments[0].seconds)
+    job_id = state.segments[0].job_id
+    driver_log = run.segment(1).attempt(0).driver_log
+    wait_for(lambda: "scratch" in driver_log.read_text())
+    (gcs,) = [pid for pid, line in _processes() if "gcs_server" in line and f"ray-{job_id}-0" in line]
+    os.kill(gcs, signal.SIGKILL)
+    began = time.time()
+    wait_for(lambda: outcome.load(run.segment(1).attempt(0)) is not None)
+    cancel_run(run, cluster.slurm)
+    found = json.loads(run.segment(1).attempt(0).outcome_file.read_text())
+    assert found["end"] == ends.NODE_LOST
+    head = json.loads(run.segment(1).attempt(0).ray_head_file.read_text())["address"].partition(":")[0]
+    (first,) = [report.host for report in reports(run.segment(1).attempt(0)) if report.address == head]
+    assert found["excluded_nodes"] == [first]
+    assert found["evidence"][0].startswith(f"{first}: Ray on this node ended with status ")
+    assert "gcs_server" in found["evidence"][0]
+    assert found["ended"] - began < 30, "Ray itself takes a minute"
+    cluster.wait(run)
+
+
+def test_a_killed_agent_is_named_with_its_node(cluster: Cluster) -> None:
+    """Slurm ends the others with it, and all that was told was that Slurm did."""
+    run = cluster.submit_sft("beheaded", ("env.STAND_IN_GATE", f"2:{cluster.root}/beheaded-gate"), nodes=2)
+    cluster.wait(run, lambda state: state.saved_step == 1)
+    (agent,) = [pid for pid, line in _processes() if "submitit.core" in line and run.name in line and _rank(pid) == "1"]
+    os.kill(agent, signal.SIGKILL)
+    wait_for(lambda: outcome.load(run.segment(1).attempt(0)) is not None)
+    cancel_run(run, cluster.slurm)
+    found = json.loads(run.segment(1).attempt(0).outcome_file.read_text())
+    assert found["end"] == ends.TERMINATED
+    assert found["evidence"][0] == "srun: error: node2: task 1: Killed"
+    cluster.wait(run)
+    # The directory that it left in its node's scratch goes with the next attempt there.
+    job_id = run.chain()[0].job_id
+    left = f"test -d /tmp/ray-{job_id}-0"
+    assert cluster.sandbox.exec("node2", ["bash", "-c", left]).returncode == 0
+    run = cluster.submit_sft("beside", ("schedule.steps", 1), nodes=2)
+    assert cluster.wait(run).state == "finished"
+    assert cluster.sandbox.exec("node2", ["bash", "-c", left]).returncode == 1
+    assert f"left by job {job_id}, whose agent is gone" in run.segment(1).log.read_text()
 
 
 def test_a_segment_cancelled_while_it_waits_does_not_start_its_successor_beside_the_running_one(
@@ -133,8 +183,20 @@ def test_cancelling_ends_the_driver_and_every_waiting_segment_and_leaves_no_proc
         time.sleep(0.2)
 
 
+def wait_for(fact: Callable[[], bool], limit_s: float = 120) -> None:
+    deadline = time.monotonic() + limit_s
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
 def _run_processes(run: RunDir) -> list[str]:
     """Command lines of processes, on any node, that name the run's directory."""
+    return [line for _, line in _processes() if str(run.path) in line]
+
+
+def _processes() -> list[tuple[int, str]]:
+    """Pid and command line of every other process, on any node."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -142,6 +204,11 @@ def _run_processes(run: RunDir) -> list[str]:
                 line = Path(entry.path, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if str(run.path) in line:
-                found.append(line)
+            found.append((int(entry.name), line))
     return found
+
+
+def _rank(pid: int) -> str:
+    """Slurm's number of the task that the process belongs to."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((one[13:].decode() for one in variables if one.startswith(b"SLURM_PROCID=")), "")

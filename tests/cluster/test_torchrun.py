@@ -53,6 +53,7 @@ def test_processes_that_die_on_another_node_end_the_attempt_with_their_own_reaso
     outcome = json.loads((run.segment(1).path / "attempt-0" / "outcome.json").read_text())
     assert outcome["end"] == ends.OUT_OF_GPU_MEMORY
     assert outcome["evidence"][0].startswith("node")
+    assert any("first to fail: rank 1 on " in line and "exit status 1" in line for line in outcome["evidence"])
     assert outcome["excluded_nodes"] == []
     assert steps(state) == [(0, 2)]
 

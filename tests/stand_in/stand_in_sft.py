@@ -1,7 +1,7 @@
 """Stands in for verl's SFT trainer under torchrun: one process per rank, SFT's checkpoint layout, the last rank logs.
 
 STAND_IN_FAULT="crash@STEP": the last rank dies there, once per run, and the others wait for it as in a collective.
-STAND_IN_GATE="STEP:FILE": the step begins when the file is there, however long that takes.
+STAND_IN_GATE as of the other stand-in.
 """
 
 import json
@@ -11,7 +11,7 @@ import time
 import zipfile
 from pathlib import Path
 
-from stand_in_trainer import argument, due_fault, last_step
+from stand_in_trainer import argument, due_fault, last_step, wait_at_gate
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -38,13 +38,6 @@ def archive(path: Path, step: int) -> None:
     with zipfile.ZipFile(temporary, "w") as made:
         made.writestr("archive/data.pkl", f"step {step}")
     temporary.rename(path)
-
-
-def wait_at_gate(step: int) -> None:
-    """Until a test lets this step begin: what it arranges beside the run takes a different time on each machine."""
-    at, _, file = os.environ.get("STAND_IN_GATE", "").partition(":")
-    while at == str(step) and not Path(file).exists():
-        time.sleep(0.05)
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
 """Stands in for verl's driver where a test is about the kit and not about training: its arguments, files, log lines.
 
 It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes metrics, and
-misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, no-save), once per run unless "KIND@STEP!". Before
-it begins it says STAND_IN_SAYS.
+misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, nan, no-save), once per run unless "KIND@STEP!".
+Before it begins it says STAND_IN_SAYS. STAND_IN_GATE="STEP:FILE": the step begins when the file is there, however long
+that takes.
 """
 
 import json
@@ -56,6 +57,13 @@ def due_fault(step: int, marker: Path) -> str:
     return match[1]
 
 
+def wait_at_gate(step: int) -> None:
+    """Until a test lets this step begin: what it arranges beside the run takes a different time on each machine."""
+    at, _, file = os.environ.get("STAND_IN_GATE", "").partition(":")
+    while at == str(step) and not Path(file).exists():
+        time.sleep(0.05)
+
+
 def main() -> int:
     """One run of the driver, up to the last step."""
     directory = Path(argument("trainer.default_local_dir"))
@@ -75,6 +83,7 @@ def main() -> int:
     with Path(os.environ["VERL_FILE_LOGGER_PATH"]).open("w") as metrics:
         while step < total:
             step += 1
+            wait_at_gate(step)
             fault = due_fault(step, directory.parent / "fault-committed")
             if fault == "crash":
                 print("RuntimeError: NCCL error: unhandled system error", flush=True)
@@ -89,9 +98,9 @@ def main() -> int:
             time.sleep(float(os.environ.get("STAND_IN_STEP_S", "0.2")))
             if step % save_freq == 0 or step == total:
                 save(directory, step, ranks)
-            metrics.write(
-                json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "timing_s/step": 0.2}}) + "\n"
-            )
+            data = {"training/global_step": step, "critic/score/mean": step / 100, "timing_s/step": 0.2}
+            data |= {"actor/grad_norm": None if fault == "nan" else 1.0}
+            metrics.write(json.dumps({"step": step, "data": data}) + "\n")
             metrics.flush()
             print(
                 f"(TaskRunnerV1 pid=1) step:{step} - training/global_step:{step} - critic/score/mean:{step / 100}",

@@ -364,3 +364,52 @@ def test_recorded_files_are_not_opened_again(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(shard_files, "torch_file_problem", never)
     assert inspect_step(root).complete
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_shard_of_zeros_at_its_recorded_size_is_found_before_a_resume(
+    tmp_path: Path, layout: CheckpointLayout
+) -> None:
+    """So a shard looks whose size reached the disk and whose content did not."""
+    LAYOUTS[layout](tmp_path, 20)
+    root = LAYOUTS[layout](tmp_path, 40)
+    trees.tracker(tmp_path, 40)
+    record_sizes(root)
+    for name, content in trees.snapshot(root).items():
+        if name.endswith((".pt", ".distcp", ".safetensors")):
+            (root / name).write_bytes(bytes(len(content)))
+            state = inspect(tmp_path, to_resume=True)
+            assert any(name in problem for problem in state.steps[-1].problems), name
+            assert (state.resumable and state.resumable.step) == 20
+            (root / name).write_bytes(content[:-64] + bytes(64))
+            if not name.endswith(".safetensors"):
+                assert any(name in problem for problem in inspect(tmp_path, to_resume=True).steps[-1].problems), name
+            (root / name).write_bytes(content)
+    state = inspect(tmp_path, to_resume=True)
+    assert (state.resumable and state.resumable.step) == 40
+
+
+@pytest.mark.parametrize("hf_model", [True, False])
+def test_a_shard_of_zeros_is_never_recorded(tmp_path: Path, hf_model: bool) -> None:
+    root = trees.ppo_megatron(tmp_path, 20, hf_model=hf_model)
+    shard = next(path for path in sorted(root.rglob("*")) if path.suffix in (".distcp", ".safetensors"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(CheckpointError, match=shard.name):
+        record_sizes(root)
+
+
+def test_every_file_is_brought_to_disk_before_its_size_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = trees.ppo_fsdp(tmp_path, 20)
+    real, synced = os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    record_sizes(root)
+    before = synced[: next(k for k, name in enumerate(synced) if inspection.SIZES_NAME in name)]
+    names = trees.snapshot(root).keys() - {inspection.SIZES_NAME}
+    assert {str(root / name) for name in names} | {str(root), str(root / "actor")} <= set(before)

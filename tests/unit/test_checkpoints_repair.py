@@ -275,3 +275,12 @@ def test_what_cannot_be_renamed_across_file_systems_stays_on_its_own(
     assert names(run / "ckpt/.quarantine") == ["global_step_60.1"]
     assert str(run / "ckpt/.quarantine") in decision.actions[0]
     assert [step.step for step in inspect(run / "ckpt").steps] == [20, 40]
+
+
+def test_a_step_asked_for_by_number_is_looked_into_too(run: Path) -> None:
+    record_sizes(run / "ckpt/global_step_20")
+    shard = next((run / "ckpt/global_step_20/actor").glob("model_*"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with pytest.raises(CheckpointError, match="cannot go on from step 20") as error:
+        prepare(run, from_step=20)
+    assert shard.name in str(error.value)

@@ -152,11 +152,14 @@ class TestLoginNode:
     def test_checkpoints_need_room(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         usage = type("Usage", (), {"free": 1e12})
         monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
-        assert found(tmp_path, FakeSlurm())["space"].startswith("problem: 1.0 TB free; 20 checkpoints of 0.8")
-        usage.free = 5e12
+        said = "problem: 1.0 TB free; 3 checkpoints of 0.85 TB are 2.6 TB (at the most, with KEEP_LAST=2)"
+        assert found(tmp_path, FakeSlurm())["space"].strip() == said
+        usage.free = 2e12
         assert found(tmp_path, FakeSlurm())["space"].startswith("warning")
-        usage.free = 50e12
+        usage.free = 5e12
         assert "space" not in found(tmp_path, FakeSlurm())
+        all_of_them = ("checkpoint.keep_last", None)
+        assert "20 checkpoints of 0.85 TB are 17.0 TB (all stay)" in found(tmp_path, FakeSlurm(), all_of_them)["space"]
 
     @pytest.mark.parametrize(
         ("text", "left"),

@@ -1,14 +1,17 @@
 """The driver's watch, over a stand-in trainer that runs as a process like the real one."""
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from test_node import node_spec
 
 from dsv4kit.checkpoint import inspection, tracker
 from dsv4kit.node.driver import Driver, DriverEnd, command, phase_of
-from dsv4kit.run import ends
+from dsv4kit.run import ends, phases
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.driver_log import DriverLog
 from dsv4kit.run.node_spec import Limits, NodeSpec
@@ -38,6 +41,7 @@ def drive(
         **env,
     }
     ended = driver.run(variables, interrupted)
+    driver.checkpoints.close(60, threading.Event())
     if notes is not None:
         notes += driver.notes
     return ended
@@ -68,6 +72,31 @@ def test_silence_for_too_long_is_a_stall(tmp_path: Path) -> None:
     ended = drive(tmp_path, spec=node_spec(tmp_path, limits=limits), STAND_IN_FAULT="hang@2")
     assert ended.ended_as == ends.STALLED
     assert "no log line and no finished step" in ended.evidence[0]
+
+
+def test_time_in_which_the_job_was_suspended_is_no_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resumed job was killed as stalled at its first look."""
+    real, suspended = time.monotonic, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: real() + suspended)
+
+    def interrupted() -> str | None:
+        nonlocal suspended
+        suspended += 3600 * ((tmp_path / "checkpoints/global_step_2").exists() and not suspended)
+        return None
+
+    assert drive(tmp_path, interrupted=interrupted, STAND_IN_STEP_S="0.5") == DriverEnd(0, None, [])
+    assert suspended == 3600
+
+
+def test_a_save_may_be_silent_for_as_long_as_it_is_planned_to_take(tmp_path: Path) -> None:
+    limits = Limits(1, 1, stall_s=60, max_attempts_without_progress=2, save_s=600)
+    marks = Phases(tmp_path / "phases.jsonl")
+    driver = Driver(node_spec(tmp_path, limits=limits), AttemptDir(tmp_path / "attempt-0"), marks, 0, ["true"])
+    allowed = []
+    for phase in (phases.STEPS, phases.SAVE, phases.STEPS):
+        marks.begin(phase)
+        allowed.append(driver._allowed_silence_s())
+    assert allowed == [60, 660, 60]
 
 
 def test_an_interruption_ends_it(tmp_path: Path) -> None:
@@ -141,6 +170,13 @@ def test_an_end_in_the_middle_of_a_save_is_noted(tmp_path: Path) -> None:
     notes: list[str] = []
     drive(tmp_path, notes=notes, STAND_IN_FAULT="crash@2", STAND_IN_SAYS=f"{RAY}Saving checkpoint to /r/global_step_2")
     assert notes == ["it ended while the checkpoint of step 2 was being saved"]
+
+
+def test_a_gradient_that_is_not_a_number_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    notes: list[str] = []
+    assert drive(tmp_path, notes=notes, STAND_IN_FAULT="nan@2!") == DriverEnd(0, None, [])
+    assert notes == ["actor/grad_norm is not a number (NaN or infinite) in step 2"]
+    assert notes == parse(next(tmp_path.glob("attempt-*")).joinpath("phases.jsonl").read_bytes().splitlines())[1]
 
 
 def test_each_start_draws_noise_of_its_own_unless_the_samples_have_their_seeds(tmp_path: Path) -> None:

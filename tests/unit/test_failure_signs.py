@@ -76,6 +76,44 @@ def test_a_failure_says_which_process_on_which_node() -> None:
     assert "raised in WorkerDict.update_actor pid 31 on node3" in evidence.lines
 
 
+# As torchrun 2.11 printed it; the table's own blanks.
+TABLE = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+verl.trainer.sft_trainer FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-12-01_05:00:02
+  host      : node2
+  rank      : 5 (local_rank: 1)
+  exitcode  : 1 (pid: 900)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-12-01_05:00:01
+  host      : node1
+  rank      : 3 (local_rank: 3)
+  exitcode  : {code} (pid: 812)
+  error_file: <N/A>
+  traceback : {traceback}
+============================================================
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "traceback", "ended"),
+    [(1, "To enable traceback see: https", "exit status 1"), (-11, "Signal 11 (SIGSEGV) received", "SIGSEGV (11)")],
+)
+def test_torchruns_table_names_the_first_process_that_failed(code: int, traceback: str, ended: str) -> None:
+    evidence = classify(TABLE.format(code=code, traceback=traceback).splitlines(), 1)
+    assert evidence.end == ends.PROCESS_DIED
+    (line,) = [line for line in evidence.lines if line.startswith("first to fail")]
+    assert line.startswith("first to fail: rank 3 on node1, pid 812, ")
+    assert line.endswith(ended)
+
+
 @pytest.mark.parametrize(("status", "name"), [(-9, "SIGKILL (9)"), (-11, "SIGSEGV (11)"), (137, "SIGKILL (9)")])
 def test_a_driver_that_a_signal_ended_says_so(status: int, name: str) -> None:
     evidence = classify([f"{RAY}an unrelated line"], status)

@@ -151,6 +151,24 @@ class TestRay:
         assert error.excluded == ["n0"]
         assert error.evidence.lines[0].startswith("n0: the Ray head was not up after")
 
+    def test_a_head_that_died_is_this_nodes_failure_with_the_process_that_is_gone(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        launcher = RayLauncher(node_spec(tmp_path, nodes=2), attempt(tmp_path), dict(os.environ), tmp_path / "t")
+        assert launcher.own_failure() is None
+        head = subprocess.Popen(["sleep", "60"])
+        monkeypatch.setattr(cluster, "start_head", lambda *_: head)
+        monkeypatch.setattr(cluster, "start_readiness_watch", lambda *_: subprocess.Popen(["true"]))
+        launcher.bring_up(OWN, 4, launcher.attempt.look)
+        assert launcher.own_failure() is None
+        log = launcher.attempt.dir / "nodes" / f"{socket.gethostname()}.ray.log"
+        log.write_text(
+            "2026-12-01 05:17:16,047\tERR x.py:87 -- \x1b[31mgcs_server\x1b[0m\x1b[2m [exit code=-9]\x1b[0m\nmore\n"
+        )
+        head.kill()
+        failure = launcher.own_failure(patience_s=30)
+        assert failure == "Ray on this node ended with status -9, and with it the head; gcs_server [exit code=-9]"
+
 
 def test_the_launchers_have_the_names_of_the_recipes() -> None:
     assert {"ray": RayLauncher, "torchrun": TorchrunLauncher} == BY_NAME

@@ -127,3 +127,19 @@ def test_reading_from_the_end_sees_the_same_lines(lines: list[bytes], block: int
         path = Path(name) / "m"
         path.write_bytes(content)
         assert list(metrics._lines_from_end(path)) == content.split(b"\n")[::-1]
+
+
+def test_what_must_be_a_number_is_told_where_it_is_none() -> None:
+    data = {
+        "actor/pg_loss": None,
+        "actor/grad_norm": float("inf"),
+        "critic/score/mean": None,
+        "train/loss": 1.0,
+        "val-core/x/acc": None,
+        "response_length/clip_ratio": None,
+    }
+    assert metrics.StepMetrics(3, data).not_numbers == ["actor/grad_norm", "actor/pg_loss", "critic/score/mean"]
+    line = '{"step": 3, "data": {"training/global_step": 3, "actor/grad_norm": NaN, "train/loss": 1e999}}'
+    found = metrics.parse_line(line)
+    assert found is not None
+    assert found.not_numbers == ["actor/grad_norm", "train/loss"]

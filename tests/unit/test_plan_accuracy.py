@@ -19,9 +19,9 @@ from plan_cases import (
 )
 
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
+from dsv4kit.plan.counted.checkpoint_size import checkpoint_size, checkpoints_on_disk
 from dsv4kit.plan.counted.host_memory import pinned_factor
-from dsv4kit.plan.counted.inputs import ActorSplit, Levers, Question, RolloutSplit, Work
+from dsv4kit.plan.counted.inputs import ActorSplit, Levers, Question, RolloutSplit, RunLength, Work
 from dsv4kit.plan.counted.rollout import rollout_memory
 from dsv4kit.plan.counted.step_time import pipeline_work
 
@@ -130,6 +130,22 @@ def test_checkpoint_sizes_of_pro(changes, terabytes, lossless):
 def test_without_the_precision_aware_optimizer_masters_are_saved_twice():
     size = checkpoint_size(PRO_GB200._replace(contents=("optimizer",)))
     assert size.size_gb / 1000 == pytest.approx(25.2, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("length", "most"),
+    [
+        ({}, 20),
+        ({"keep_last": 2}, 3),  # two, and the one being saved
+        ({"keep_last": 1}, 3),  # the one the segment began with stays besides
+        ({"keep_last": 2, "keep_every": 100, "keep_best": 1}, 8),
+        ({"keep_last": 50}, 20),
+        ({"save_freq": 30}, 20),  # the last step of each segment is saved too
+    ],
+)
+def test_checkpoints_on_disk_at_one_time(length, most):
+    whole = {"steps": 400, "segment_steps": 40, "save_freq": 20, **length}
+    assert checkpoints_on_disk(RunLength(**whole)) == most
 
 
 def test_the_proxy_checkpoint_of_56_gb():

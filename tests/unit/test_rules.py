@@ -116,6 +116,28 @@ def problems(profile: str, *changes: Override) -> list[str]:
         ("pro-grpo-h100", [raw(f"{ROLLOUT}.full_determinism", True)], "every advantage 0"),
         ("pro-grpo-h100", [raw("actor_rollout_ref.nccl_timeout", 3600)], "has no effect, no code reads it"),
         ("pro-grpo-h100", [setting("parallel.actor.micro_batch_tokens", 4096)], "holds no sample of 6144 tokens"),
+        (
+            "pro-grpo-h100",
+            [Override("checkpoint.keep_every", "50", "KEEP_EVERY=50")],
+            "KEEP_EVERY=50: no multiple of the 20 steps between checkpoints, so most of these steps are never saved",
+        ),
+        (
+            "grpo-tiny-cpu",
+            [Override("checkpoint.keep_best", "2", "KEEP_BEST=2")],
+            "KEEP_BEST=2: all checkpoints stay as it is; this says what stays besides the newest; also KEEP_LAST=2",
+        ),
+        ("flash-sft-h100", [setting("checkpoint.keep_best", 1)], "SFT has no reward"),
+        (
+            "grpo-tiny-cpu",
+            [Override("schedule.time", "00:01:00", "TIME=00:01:00")],
+            "TIME=00:01:00: 60 s, and a segment is told to end 60 s before its limit",
+        ),
+        (
+            "pro-grpo-h100",
+            [raw("trainer.max_actor_ckpt_to_keep", 3)],
+            "verl forgets at every start what it has saved",
+        ),
+        ("flash-sft-h100", [raw("trainer.max_ckpt_to_keep", 3)], "KEEP_LAST=3 is what the kit does"),
         ("pro-grpo-h100", [setting("data.train_batch_size", 4)], "smaller than ppo_mini_batch_size = 8"),
     ],
 )

@@ -123,6 +123,21 @@ def test_jobs_slurm_has_forgotten_are_told_from_what_they_left(run: RunDir) -> N
     assert states == ["COMPLETED", "CANCELLED", "CANCELLED"]
 
 
+def test_a_segment_that_started_nothing_says_why_also_when_slurm_has_forgotten_it(run: RunDir) -> None:
+    """The secrets file had another mode by then; the run was shown as incomplete, without a reason."""
+    said = "/home/me/keys: not a file of your own with mode 0600 or 0400; nothing is started"
+    run.save_chain([ChainLink(1, "11"), ChainLink(3, "13"), ChainLink(4, "14")])
+    write_text(run.segment(3).log, f"module load something\nsegment 3: {said}\n")
+    for queue in (Queue(j11="COMPLETED", j13="FAILED", j14="CANCELLED"), Queue(j11="COMPLETED", j14="CANCELLED")):
+        state = read_state(run, queue)
+        assert (state.state, state.reason) == ("stopped", said)
+        assert (state.segments[1].state, state.segments[1].evidence) == ("FAILED", [said])
+        assert f"segment 3: {said}" in table(state)
+    run.save_chain([ChainLink(1, "11"), ChainLink(3, "13"), ChainLink(4, "14"), ChainLink(5, "15")])
+    resumed = Queue(j11="COMPLETED", j13="FAILED", j14="CANCELLED", j15="COMPLETED")
+    assert read_state(run, resumed).state == "incomplete"
+
+
 def test_without_slurm_the_directory_still_tells_the_steps(run: RunDir) -> None:
     state = read_state(run, Unreachable())
     assert (state.state, state.reason, state.saved_step) == ("unknown", "Slurm is not reachable", 4)

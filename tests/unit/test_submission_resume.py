@@ -112,6 +112,7 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
     before = json.loads((cluster.run.path / "node.json").read_text())
     words = ["--time=0:10:00", "--save-freq=3", "--segment-steps=6", "--partition=main", "--qos=high", "--account=team"]
     words += [
+        "--keep-last=3",
         "--exclude=n[1-2],n4",
         "--set=env.NCCL_DEBUG=INFO",
         "--set=watch.stall_s=77",
@@ -128,13 +129,47 @@ def test_a_resume_may_change_what_touches_neither_the_mathematics_nor_the_checkp
     after = json.loads((cluster.run.path / "node.json").read_text())
     assert after.keys() == before.keys()
     changed = {key for key in before if before[key] != after[key]}
-    assert changed == {"segment_steps", "overrides", "env", "limits"}
+    assert changed == {"segment_steps", "overrides", "env", "limits", "keep_last"}
+    assert after["keep_last"] == 3
     assert {*before["overrides"]} ^ {*after["overrides"]} == {"trainer.save_freq=4", "trainer.save_freq=3"}
     assert (after["env"]["NCCL_DEBUG"], after["limits"]["stall_s"]) == ("INFO", 77)
     assert "segment 4: changed: watch.stall_s: " in say("status", "first")
     assert read_record(cluster.run)["settings"]["schedule"]["time"] == "0:10:00"
     say("cancel", "first")
     assert "changed" not in say("resume", "first", "--time=0:10:00", "--no-follow")
+
+
+def test_a_secrets_file_that_others_may_read_by_now_refuses_a_resume(
+    cluster: Cluster, say: Callable[..., str], tmp_path: Path
+) -> None:
+    say("cancel", "first")
+    keys = tmp_path / "keys"
+    keys.write_text("WANDB_API_KEY=x")
+    keys.chmod(0o644)
+    frozen = cluster.run.path / "run.yaml"
+    frozen.write_text(frozen.read_text().replace("secrets_file: null", f"secrets_file: {keys}"))
+    said = say("resume", "first", "--no-follow")
+    assert said.startswith("2 dsv4kit: ")
+    assert "its mode is 0644, not 0600 or 0400" in said
+    keys.chmod(0o600)
+    assert say("resume", "first", "--no-follow").startswith("0 ")
+
+
+def test_of_a_long_log_the_end_is_shown_and_all_of_it_when_asked_for(
+    cluster: Cluster, say: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was 150 MB on the terminal."""
+    log = cluster.run.segment(1).attempt(0).driver_log
+    log.parent.mkdir(parents=True)
+    log.write_text("".join(f"line {number}\n" for number in range(300_000)))
+    size = log.stat().st_size
+    shown = say("logs", "first").splitlines()
+    note = f"# the last 1 of {size / 1e6:.0f} MB; `dsv4kit logs --run first --segment 1 --all` shows all"
+    assert shown[1] == note
+    assert shown[-1] == "line 299999"
+    assert shown[2].startswith("line ")
+    assert 80_000 < len(shown) < 120_000
+    assert len(say("logs", "first", "--all").splitlines()) == 300_001
 
 
 @pytest.mark.parametrize(
@@ -178,7 +213,9 @@ def test_the_kits_code_can_be_renewed_and_an_older_kits_node_json_gets_no_new_ke
     spec = json.loads(path.read_text())
     del spec["sample_interval_s"]
     path.write_text(json.dumps({**spec, "of_old": 1}))
-    say("resume", "first", "--set=watch.sample_interval_s=9", "--no-follow")
+    said = say("resume", "first", "--set=watch.sample_interval_s=9", "--no-follow")
+    assert said.startswith("2 dsv4kit: sample_interval_s: this run's own kit is older and knows no such setting; `")
+    say("resume", "first", "--save-freq=4", "--no-follow")
     assert json.loads(path.read_text()) == {**spec, "of_old": 1}
     say("cancel", "first")
 
@@ -187,7 +224,8 @@ def test_the_kits_code_can_be_renewed_and_an_older_kits_node_json_gets_no_new_ke
     assert "refused segment 8" in say("resume", "first", "--kit=new", "--no-follow")
     assert agent.read_text() == "an older kit's"
     (cluster.root / "refuse").unlink()
-    assert "0 run first: goes on" in say("resume", "first", "--kit=new", "--no-follow")
+    words = ["--kit=new", "--set=watch.sample_interval_s=9"]
+    assert "0 run first: goes on" in say("resume", "first", *words, "--no-follow")
     assert "run_segment" in agent.read_text()
     assert (cluster.run.path / "kit.1" / "dsv4kit" / "node" / "agent.py").read_text() == "an older kit's"
     assert json.loads(path.read_text()) == {**spec, "sample_interval_s": 9}

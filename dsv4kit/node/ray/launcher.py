@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import time
@@ -13,11 +14,16 @@ from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.launcher import AttemptError, Launcher
 from dsv4kit.node.ray import cluster
 from dsv4kit.run import ends
+from dsv4kit.run.driver_log import clean
 from dsv4kit.run.files import tail
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.1
+# As `ray start --block` names the process that is gone: "gcs_server [exit code=-9]".
+_DIED = re.compile(r"\b\w+ \[exit code=-?\d+.*\]$")
+# It shows the end of that process's own log behind it.
+_DIED_WITHIN = 500
 
 
 class RayLauncher(Launcher):
@@ -27,6 +33,7 @@ class RayLauncher(Launcher):
         super().__init__(spec, attempt, env, temporary)
         self._log = attempt.own.ray_log
         self._worker: cluster.Starter | None = None
+        self._head: cluster.Starter | None = None
 
     def tend(self, own: NodeReport) -> str | None:
         """Joins as soon as there is a head."""
@@ -36,7 +43,12 @@ class RayLauncher(Launcher):
 
         self._worker = self._worker or cluster.Starter(start, self.spec.ray.ready_deadline_s)
         failure = self._worker.failure(self.attempt.ready)
-        return f"{failure}: {' / '.join(tail(self._log, 2))}" if failure else None
+        return f"{failure}: {' / '.join(self._dead() or tail(self._log, 2))}" if failure else None
+
+    def _dead(self) -> list[str]:
+        """Ray's processes on this node that its log says are gone, with their exit status."""
+        found = (_DIED.search(clean(line)) for line in tail(self._log, _DIED_WITHIN))
+        return [match[0] for match in found if match]
 
     def bring_up(self, own: NodeReport, target: int, watch: Callable[[], NodesSeen]) -> None:
         """Starts the head at once; the other nodes' reports come in while it does."""
@@ -48,7 +60,7 @@ class RayLauncher(Launcher):
             readiness = cluster.start_readiness_watch(own.address, self.spec.nodes, self.spec.ray, *common)
             return cluster.start_head(own.address, self.spec.ray, self.temporary, *common)
 
-        head = cluster.Starter(start, self.spec.ray.ready_deadline_s)
+        head = self._head = cluster.Starter(start, self.spec.ray.ready_deadline_s)
         while readiness is not None and readiness.poll() is None:
             watch()
             if failure := head.failure(cluster_is_ready=False):
@@ -57,6 +69,20 @@ class RayLauncher(Launcher):
         if readiness is None or readiness.returncode != 0:
             self._blame_missing_nodes(own)
         self.attempt.declare_ready()
+
+    def own_failure(self, patience_s: float = 0.0) -> str | None:
+        """The head is over. Its `ray start --block` looks once a second whether the GCS and the raylet are there.
+
+        Ray's other processes wait a minute for a dead GCS before they say anything.
+        """
+        deadline = time.monotonic() + patience_s
+        while self._head:
+            if failure := self._head.failure(cluster_is_ready=True):
+                return "; ".join([f"{failure}, and with it the head", *self._dead()])
+            if time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL_S)
+        return None
 
     def _blame_missing_nodes(self, own: NodeReport) -> None:
         joined = cluster.joined(self.attempt.files)

@@ -7,11 +7,12 @@ optimizer (Megatron-LM `distrib_optimizer.py`); `extra` is random state, a few M
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan.counted import geometry as geo
-from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.inputs import Question, RunLength
 from dsv4kit.plan.counted.units import GB
 
 KNOWN = ("model", "optimizer", "extra")
@@ -30,6 +31,22 @@ class CheckpointSize(NamedTuple):
     def size_gb(self) -> float:
         """All of it."""
         return sum(size for _, size in self.parts_gb)
+
+
+def checkpoints_on_disk(length: RunLength) -> int:
+    """The most checkpoints there are at one time: those that stay, and the one that is being saved.
+
+    One is saved every `save_freq` steps and at the end of each segment. The one that a segment began with stays until
+    the segment ends.
+    """
+    per_segment = math.ceil(min(length.segment_steps, length.steps) / length.save_freq)
+    whole, rest = divmod(length.steps, length.segment_steps)
+    saved = whole * per_segment + math.ceil(rest / length.save_freq)
+    if length.keep_last is None:
+        return saved
+    kept = length.keep_last + (length.keep_best or 0) + (length.steps // length.keep_every if length.keep_every else 0)
+    begun_with = per_segment > length.keep_last
+    return min(saved, kept + begun_with + 1)
 
 
 def check_contents(contents: tuple[str, ...]) -> None:

@@ -112,6 +112,9 @@ class RunLength(NamedTuple):
     save_freq: int = 10
     time_limit_s: float = 14400
     warm_jit: bool = False
+    keep_last: int | None = None
+    keep_every: int | None = None
+    keep_best: int | None = None
 
 
 class Question(NamedTuple):

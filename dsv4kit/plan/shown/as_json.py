@@ -6,6 +6,7 @@ from typing import Any
 
 from dsv4kit.plan.core import Plan
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.checkpoint_size import checkpoints_on_disk
 from dsv4kit.plan.counted.inputs import Question
 from dsv4kit.plan.counted.segments import SegmentPlan
 from dsv4kit.plan.counted.topology import slurm_segment
@@ -81,6 +82,8 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
             "contents": list(plan.checkpoint.contents),
             "parts_gb": {name: _r(size) for name, size in plan.checkpoint.parts_gb},
             "size_gb": _r(plan.checkpoint.size_gb),
+            "on_disk": checkpoints_on_disk(q.schedule),
+            "on_disk_gb": _r(checkpoints_on_disk(q.schedule) * plan.checkpoint.size_gb),
             "lossless": plan.checkpoint.lossless,
             "note": plan.checkpoint.note,
         },

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted.checkpoint_size import checkpoints_on_disk
 from dsv4kit.plan.proposals import as_set, changes
 from dsv4kit.text_table import aligned
 
@@ -186,6 +187,9 @@ def _checkpoint(plan: Plan) -> str:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in c.parts_gb if size >= 1)
     text = f"Checkpoint [{', '.join(c.contents)}]: {_size(c.size_gb)} ({parts}), saved in about"
     text += f" {_duration(plan.segment.timing.save_s)}. {'Lossless' if c.lossless else 'LOSSY'}: {c.note}."
+    count, length = checkpoints_on_disk(plan.question.schedule), plan.question.schedule
+    stay = "all stay" if length.keep_last is None else f"KEEP_LAST={length.keep_last}"
+    text += f" The run's checkpoints need {_size(count * c.size_gb)}: {count} at the most ({stay})."
     return _wrapped(text)
 
 

@@ -43,7 +43,7 @@ $(VENV)/.dev: containers/locks/dev.lock $(VENV)/.control
 	@./containers/make-venv.sh "$(PYTHON)" $(VENV) containers/locks/dev.lock
 	@touch $@
 
-submit: setup  ## start a run: make submit HW=cpu [NODES= STEPS= SEGMENT_STEPS= RUN= SET= VERL= DRY_RUN=1 ...]
+submit: setup  ## start a run: make submit HW=cpu [NODES= STEPS= SEGMENT_STEPS= CHAIN= RUN= SET= VERL= DRY_RUN=1 ...]
 	@$(KIT) --make submit
 
 plan: setup  ## what fits, how big, how long, before any node-hour: make plan HW=gb200 NODES=64 [SEARCH=1 EXPLAIN=1]

@@ -98,6 +98,7 @@ QUEUE = (
     Variable("QOS", "quality of service, in place of the site's"),
     Variable("ACCOUNT", "account, in place of the site's"),
     Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
+    Variable("CHAIN", "most jobs of the run in the queue; each segment submits the next ones; default: all at once"),
 )
 KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
 OF_DATA = (

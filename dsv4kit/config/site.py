@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from dsv4kit.config import site_values
 from dsv4kit.config.schema import EnvName, EnvValue, PositiveInt, SlurmName
-from dsv4kit.config.section import Section
+from dsv4kit.config.section import WHOLE, Section
 
 
 class Container(Section):
@@ -70,6 +70,11 @@ class SlurmOptions(Section):
     )
     grace_s: PositiveInt = Field(description="the time-limit signal comes this long before the end")
     requeue: bool = Field(description="let Slurm start the same segment again after a node failure")
+    chain: Annotated[int, Field(ge=2, le=1_000_000_000), WHOLE] | None = Field(
+        default=None,
+        description="most jobs of one run in the queue at the same time, where the cluster limits them: each segment"
+        " submits the next ones, from the node its batch script runs on; null: all are submitted at once",
+    )
     extra: list[Annotated[str, AfterValidator(site_values.option)]] = Field(
         default=[], description="further sbatch options, as written after #SBATCH"
     )

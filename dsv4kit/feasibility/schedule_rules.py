@@ -14,16 +14,16 @@ MOST_SEGMENTS = 1000
 
 
 def segments(case: Case) -> Iterator[Refusal]:
-    """The whole chain is submitted at once."""
+    """The whole chain is submitted at once, unless the site or the user limits it."""
     schedule = case.settings.schedule
     count = math.ceil((schedule.steps - case.first_step) / schedule.segment_steps)
-    if count > MOST_SEGMENTS:
+    if count > MOST_SEGMENTS and case.site.slurm.chain is None:
         most = case.first_step + MOST_SEGMENTS * schedule.segment_steps
         yield case.refusal(
             "schedule.steps",
             schedule.steps,
             f"{count} segments of {schedule.segment_steps} steps; at most {MOST_SEGMENTS} jobs are submitted at once",
-            f"STEPS={most} is the most now, `{hints.command('resume')}` goes on from there",
+            f"STEPS={most} is the most now, `{hints.command('resume')}` goes on from there; CHAIN=N queues N at a time",
         )
 
 

@@ -10,6 +10,8 @@ from dsv4kit.run import outcome
 from dsv4kit.run.directory import RunDir
 
 _POLL_S = 0.2
+# sbatch takes some 0.1 s; what comes later finds the mark that its segment is cancelled.
+_SUBMITTING_S = 1.0
 
 
 def cancel_run(run: RunDir, slurm: Slurm, patience_s: float = 10) -> tuple[int, dict[str, str]]:
@@ -28,12 +30,20 @@ def cancel_run(run: RunDir, slurm: Slurm, patience_s: float = 10) -> tuple[int, 
             mark.unlink(missing_ok=True)
         raise
     seen, deadline = set(live), time.monotonic() + patience_s
-    while (left := slurm.live(name)) and time.monotonic() < deadline:
+    # A segment may just be submitting the next one, on another machine.
+    look_until = time.monotonic() + (_SUBMITTING_S if live and _submits_by_itself(run) else 0)
+    while (left := slurm.live(name)) or time.monotonic() < look_until:
+        if time.monotonic() >= deadline:
+            break
         if not left.keys() <= seen:  # submitted meanwhile
             seen |= left.keys()
             slurm.cancel_named(name)
         time.sleep(_POLL_S)
     return len(seen), left
+
+
+def _submits_by_itself(run: RunDir) -> bool:
+    return any(segment.submit_next_script.exists() for segment in run.segments())
 
 
 def mark_cancelled(run: RunDir) -> list[Path]:

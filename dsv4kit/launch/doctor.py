@@ -18,6 +18,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.feasibility import image_rules, site_files
 from dsv4kit.feasibility.refusals import refusals
 from dsv4kit.image import contents, fit, patches
+from dsv4kit.launch import queue_limits
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.launch.submission import Submission
 
@@ -25,7 +26,7 @@ Level = Literal["ok", "warning", "problem"]
 
 _TB = 1e12
 # Not asked where Slurm gives no answer.
-_OF_SLURM = ("options", "partition", "account", "sbatch")
+_OF_SLURM = ("options", "partition", "account", "jobs", "sbatch")
 # As `stat --file-system` names them. Slurm's nodes see none of these unless they are this machine.
 _LOCAL = ("btrfs", "ext2/ext3", "overlayfs", "ramfs", "tmpfs", "xfs", "zfs")
 
@@ -120,6 +121,27 @@ def account(submission: Submission) -> Iterator[Finding]:
         yield Finding("problem", "account", f"{wanted!r} is none of {user}'s: {', '.join(mine) or 'there are none'}")
     else:
         yield Finding("ok", "account", wanted or f"Slurm's default of: {', '.join(mine) or 'none'}")
+
+
+def jobs(submission: Submission) -> Iterator[Finding]:
+    """Whether the chain's jobs may all be in the queue, and whether a segment may submit where CHAIN has it do so."""
+    site, client = submission.site, submission.slurm
+    name = site.slurm.partition or client.default_partition()
+    at_once = len(submission.links) - submission.left_to_segments
+    if submission.left_to_segments:
+        shown = client.record("PartitionName", "scontrol", "show", "partition", "-o", name)
+        if shown.get("AllocNodes", "ALL") != "ALL":
+            text = f"CHAIN={site.slurm.chain}: jobs of {name} may be submitted on {shown['AllocNodes']} only,"
+            yield Finding("warning", "jobs", f"{text} and each segment submits the next one on its own first node")
+    limits = queue_limits.found(client, site, name)
+    text = f"{at_once} job{'s' if at_once > 1 else ''} of the run at once in the queue"
+    if not limits or limits[0].jobs >= at_once:
+        seen = f"{limits[0].jobs} may be there ({limits[0].of})" if limits else "no limit seen"
+        yield Finding("ok", "jobs", f"{text}; {seen}")
+        return
+    most = limits[0].jobs
+    instead = f"CHAIN={most} keeps no more there" if most >= 2 else "a chain needs two: one that runs, one that waits"
+    yield Finding("problem", "jobs", f"{text}, and {most} may be there ({limits[0].of}); {instead}")
 
 
 def accepted(submission: Submission) -> Iterator[Finding]:
@@ -230,6 +252,7 @@ _CHECKS: tuple[tuple[str, Callable[[Submission], Iterator[Finding]]], ...] = (
     ("options", options),
     ("partition", partition),
     ("account", account),
+    ("jobs", jobs),
     ("sbatch", accepted),
     ("image", image),
     ("secrets", secrets),

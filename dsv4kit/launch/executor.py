@@ -11,7 +11,7 @@ from pathlib import Path
 import submitit
 from submitit.core.utils import CommandFunction, DelayedSubmission, FailedSubmissionError
 
-from dsv4kit.launch.render import SegmentScript, conclude_text
+from dsv4kit.launch.render import SegmentScript, conclude_text, submit_next_text
 from dsv4kit.launch.slurm import TOKEN, Slurm, submitted_job
 from dsv4kit.run.files import replacement, write_text
 
@@ -53,6 +53,8 @@ class SegmentExecutor(submitit.SlurmExecutor):
         segment = self._script.run.segment(self._script.segment)
         write_text(segment.script, self.script_text())
         write_text(segment.conclude_script, conclude_text())
+        if self._script.last is not None:
+            write_text(segment.submit_next_script, submit_next_text())
         self._write_environment()
         segment.submitit.mkdir(exist_ok=True)
         with replacement(segment.payload) as temporary:

@@ -16,6 +16,11 @@ from dsv4kit.templates import environment
 from dsv4kit.verl_keys.overrides import checkpoint_dir
 
 
+def submit_next_text() -> str:
+    """What submits the next segments from within one, where not all are in the queue at once."""
+    return (ROOT / "templates" / "submit_next.sh").read_text(encoding="utf-8")
+
+
 def conclude_text() -> str:
     """What a segment's batch script runs at its end; each segment has its own copy, so no run changes halfway."""
     return (ROOT / "templates" / "conclude.sh").read_text(encoding="utf-8")
@@ -23,13 +28,18 @@ def conclude_text() -> str:
 
 @dataclass(frozen=True)
 class SegmentScript:
-    """All that the script of one segment depends on; `avoid`: nodes that earlier segments found bad."""
+    """All that the script of one segment depends on.
+
+    `avoid`: nodes that earlier segments found bad. `last`: number of its chain's last segment, where a segment has to
+    submit those behind it; None where all are submitted at once.
+    """
 
     settings: Settings
     site: Site
     run: RunDir
     segment: int
     avoid: tuple[str, ...] = ()
+    last: int | None = None
 
     def render(self, submitit_command: str) -> str:
         """The script; `submitit_command` is the payload submitit wants run on every node."""
@@ -63,6 +73,7 @@ class SegmentScript:
                 mounts=mounts.of(settings, self.site, self.run) if container.runtime != "none" else [],
                 submitit_command=submitit_command,
                 checkpoint_dir=checkpoint_dir(settings, str(self.run.path)),
+                last=self.last,
                 attempt_limit=settings.watch.max_attempts_without_progress,
             )
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import socket
 import time
@@ -24,7 +23,7 @@ from dsv4kit.feasibility.case import Case
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.image import fit
 from dsv4kit.launch import changes, ownership
-from dsv4kit.launch.chain import planned, submit_segments
+from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.freeze import renew
 from dsv4kit.launch.run_dir import read_record, write_record
@@ -94,8 +93,15 @@ class Resumption:
         if self.forget_nodes:
             exclusions.forget(self.run, time.time())
         avoid = self._avoided(settings.schedule.nodes, site)
+        first = max((link.segment for link in self.run.chain()), default=0) + 1
         after = dataclasses.replace(
-            before, resolved=Resolved(settings, resolved.sources), site=site, python=python, avoid=avoid
+            before,
+            resolved=Resolved(settings, resolved.sources),
+            site=site,
+            python=python,
+            avoid=avoid,
+            first_segment=first,
+            first_step=start,
         )
         spec = old_spec
         if found.keys() - {"schedule.steps"} or self.asked.new_kit:
@@ -109,9 +115,6 @@ class Resumption:
             if self.asked.new_kit:  # it wants every key it knows, and no other
                 spec = {key: spec.get(key, value) for key, value in made.items()}
         ownership.claim(checkpoints, self.run)
-        count = math.ceil((total - start) / settings.schedule.segment_steps)
-        first = max((link.segment for link in self.run.chain()), default=0) + 1
-        links = planned(first, count, settings.schedule.spare_segments)
         _tell(
             progress,
             f"run {self.run.name}: goes on from step {start} of {total}{_over(first - 1)}",
@@ -125,11 +128,12 @@ class Resumption:
             node_spec.write(self.run, spec | {"total_steps": total})
             links = submit_segments(
                 self.run,
-                links,
+                after.links,
                 after.executor,
                 progress,
                 self.slurm,
                 request=None if self.from_step is None else SegmentRequest(self.from_step, self.from_step == 0),
+                limit=site.slurm.chain,
             )
             back.pop_all()
         if found or self.asked.new_kit:

@@ -12,7 +12,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.feasibility.site_files import image_problems
 
 # Make variable -> key of the site's `slurm` section.
-QUEUE = {"PARTITION": "partition", "QOS": "qos", "ACCOUNT": "account", "EXCLUDE": "exclude"}
+QUEUE = {"PARTITION": "partition", "QOS": "qos", "ACCOUNT": "account", "EXCLUDE": "exclude", "CHAIN": "chain"}
 
 
 def queued(site: Site, named: Mapping[str, str | None]) -> Site:

@@ -23,6 +23,7 @@ from dsv4kit.run.reader import AttemptReader, RunReader
 NOT_SUBMITTED = "NOT SUBMITTED"
 # As templates/segment.sbatch.j2 ends the one line with its reason.
 _STARTED_NOTHING = "; nothing is started"
+_LAST_TRY = "not submitted yet: "
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,11 @@ class StateReader:
         except UserError:
             return None
 
+    def _not_submitted(self, link: ChainLink) -> list[str]:
+        """Why an earlier segment could not submit this one."""
+        why = [] if link.job_id else tail(self._run.segment(link.segment).not_submitted_file, 1)
+        return [f"{_LAST_TRY}{line}" for line in why]
+
     def _segment(
         self, link: ChainLink, job: JobState | None, files: Mapping[int, Sequence[AttemptReader]]
     ) -> SegmentState:
@@ -195,7 +201,7 @@ class StateReader:
             phase=now.phase if now else None,
             phase_s=round(max(0.0, time.time() - now.time), 1) if now else None,
             usual_s=self._usual.seconds(now.phase, others) if now else None,
-            notes=[*_starts_again(attempts), *(_notes(latest) if latest else [])],
+            notes=[*_starts_again(attempts), *(_notes(latest) if latest else []), *self._not_submitted(link)],
             spare=link.spare,
         )
 
@@ -277,5 +283,6 @@ def _state(
     never = [one for one in segments if not one.spare and one.segment > max(submitted, default=0)]
     if never or not segments:
         those = f"{len(never)} segment{'s were' if len(never) > 1 else ' was'}" if submitted else "its segments were"
-        return "incomplete", f"step {saved} of {total} is saved; {those} never submitted"
+        why = "".join(f": {note.removeprefix(_LAST_TRY)}" for one in never[:1] for note in one.notes)
+        return "incomplete", f"step {saved} of {total} is saved; {those} never submitted{why}"
     return "incomplete", f"step {saved} of {total} is saved and no segment is left"

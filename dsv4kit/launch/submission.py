@@ -56,7 +56,7 @@ _STOPPING = ("dsv4kit.plugin.segment_stop", "dsv4kit.plugin.sft_segments")
 class Submission:
     """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did.
 
-    `avoid`: nodes that the run has found bad (a resume's).
+    `avoid`: nodes that the run has found bad (a resume's). Its chain begins with `first_segment` at `first_step`.
     """
 
     resolved: Resolved
@@ -68,18 +68,25 @@ class Submission:
     data_dir: str = ""
     forced: bool = False
     avoid: tuple[str, ...] = ()
+    first_segment: int = 1
+    first_step: int = 0
     image: ImageFacts | None = None
 
     @property
     def segments(self) -> int:
-        """Segments the whole run takes, the spare ones not counted."""
+        """Segments that its steps take, the spare ones not counted."""
         schedule = self.resolved.settings.schedule
-        return math.ceil(schedule.steps / schedule.segment_steps)
+        return math.ceil((schedule.steps - self.first_step) / schedule.segment_steps)
 
     @property
     def links(self) -> list[ChainLink]:
         """The chain, before anything of it is submitted."""
-        return planned(1, self.segments, self.resolved.settings.schedule.spare_segments)
+        return planned(self.first_segment, self.segments, self.resolved.settings.schedule.spare_segments)
+
+    @property
+    def left_to_segments(self) -> int:
+        """How many of them the segments before submit."""
+        return max(0, len(self.links) - (self.site.slurm.chain or len(self.links)))
 
     @functools.cached_property
     def plan(self) -> Plan | None:
@@ -235,10 +242,12 @@ class Submission:
         parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
         parts += [f"# {self.run.segment(1).script}", executor.script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
-        for link in self.links:
+        for link in self.links[: self.site.slurm.chain]:
             after = f"<job id of segment {link.segment - 1}>" if link.segment > 1 else None
             argv = self.executor(link.segment, after).sbatch_command(str(self.run.segment(link.segment).script))
             parts.append(f"{shlex.join(argv)}{'  # spare' if link.spare else ''}")
+        if self.left_to_segments:
+            parts.append(f"# and {self.left_to_segments} more by the segments before them (submit_next.sh)")
         parts += [
             "",
             f"# {self.run.node_spec_file}",
@@ -269,7 +278,8 @@ class Submission:
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
             raise
         try:
-            submit_segments(self.run, self.links, self.executor, progress, self.slurm)
+            limit = self.site.slurm.chain
+            submit_segments(self.run, self.links, self.executor, progress, self.slurm, limit=limit)
         except JobsLeftError:
             raise
         except BaseException:
@@ -279,7 +289,8 @@ class Submission:
 
     def executor(self, segment: int, after: str | None) -> SegmentExecutor:
         """What submits a segment of it, behind the job `after`."""
-        script = SegmentScript(self.resolved.settings, self.site, self.run, segment, self.avoid)
+        last = self.links[-1].segment if self.left_to_segments else None
+        script = SegmentScript(self.resolved.settings, self.site, self.run, segment, self.avoid, last)
         return make_executor(script, self.python, self.slurm, after)
 
 

@@ -6,7 +6,8 @@
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
-    <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; what steers it: STOP,
+    <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; where segments submit
+                                      the next ones: submit_next.sh, submitting, not_submitted; what steers it: STOP,
                                       request.json, cancelled.json, resumed.json; what the batch script reads: verdict,
                                       excluded_nodes (outcome)
     <run>/segments/0001/attempt-0/    plan.json (course), phases.jsonl (phases), driver.log (driver_log),
@@ -168,6 +169,21 @@ class SegmentDir:
         return self.path / "conclude.sh"
 
     @property
+    def submit_next_script(self) -> Path:
+        """What submits the segments behind it, where not all are in the queue at once (templates/submit_next.sh)."""
+        return self.path / "submit_next.sh"
+
+    @property
+    def submitting_file(self) -> Path:
+        """Somebody is about to submit it: `submit` or `resume`, or the batch script of an earlier segment."""
+        return self.path / "submitting"
+
+    @property
+    def not_submitted_file(self) -> Path:
+        """Why an earlier segment could not submit it."""
+        return self.path / "not_submitted"
+
+    @property
     def resumed_file(self) -> Path:
         """A resume begins with this segment: attempts without progress are counted from here on."""
         return self.path / "resumed.json"
@@ -184,7 +200,7 @@ class SegmentDir:
 
     @property
     def job_id_file(self) -> Path:
-        """The id of its job, written by a batch script: its own, or that of the segment that submitted it."""
+        """The id of its job: written by its batch script, and before by who submitted it if others might do so too."""
         return self.path / "job_id"
 
     @property

@@ -331,3 +331,43 @@ def test_a_resume_with_other_settings_and_the_new_kit_goes_on_where_the_run_was(
     assert cluster.shown(links[0].job_id, "TimeLimit") == "00:07:00"
     assert cluster.nodes_of(links[0].job_id) != node
     assert state.segments[-1].changes["site.slurm.exclude"] == [None, node]
+
+
+def test_no_more_than_two_segments_are_in_the_queue_and_each_submits_the_next(cluster: Cluster) -> None:
+    site = load_site("sandbox")
+    site = site.model_copy(update={"slurm": site.slurm.model_copy(update={"chain": 2})})
+    gate = cluster.root / "limited-gate"
+    changes = [("schedule.steps", 3), ("schedule.segment_steps", 1), ("env.STAND_IN_GATE", f"2:{gate}")]
+    changes += [("recipe.module", "stand_in_sft"), ("schedule.spare_segments", 1)]
+    run = cluster.submit("limited", *changes, nodes=1, recipe="sft", site=site)
+    jobs = cluster.slurm.live(run.job_name)
+    assert len(jobs) <= 2
+    state = cluster.wait(run, lambda state: state.segments[2].job_id != "")
+    assert len(cluster.slurm.live(run.job_name)) == 2
+    assert [bool(segment.job_id) for segment in state.segments] == [True, True, True, False]
+    waits = cluster.shown(state.segments[2].job_id, "Dependency")
+    assert f"afterany:{state.segments[1].job_id}" in waits
+    assert "singleton" in waits
+    gate.touch()
+    state = cluster.wait(run)
+    assert (state.state, steps(state)) == ("finished", [(0, 1), (1, 2), (2, 3)])
+    assert len({segment.job_id for segment in state.segments}) == 3
+    assert cluster.slurm.live(run.job_name) == {}
+
+
+def test_a_limited_chain_that_is_cancelled_submits_nothing_more(cluster: Cluster) -> None:
+    site = load_site("sandbox")
+    site = site.model_copy(update={"slurm": site.slurm.model_copy(update={"chain": 2})})
+    changes = [("recipe.module", "stand_in_sft"), ("env.STAND_IN_STEP_S", "60"), ("schedule.segment_steps", 1)]
+    run = cluster.submit("limited-cancelled", *changes, nodes=1, recipe="sft", site=site)
+    cluster.wait(run, lambda state: state.state == "running")
+    assert cancel_run(run, cluster.slurm) == (2, {})
+    state = cluster.wait(run)
+    assert state.state == "cancelled"
+    deadline = time.monotonic() + 30
+    while (first := cluster.shown(state.segments[0].job_id, "JobState")) == "COMPLETING":
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert first == "CANCELLED"
+    assert cluster.slurm.live(run.job_name) == {}
+    assert [bool(segment.job_id) for segment in state.segments[:3]] == [True, True, False]

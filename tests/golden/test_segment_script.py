@@ -1,5 +1,6 @@
 """The batch script, as text to review and as a program: shellcheck, and bash with stand-ins for Slurm's commands."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -46,6 +47,11 @@ def test_a_site_with_everything_set(golden: Callable[[str, str], None]) -> None:
     golden("segment-full.sbatch", full.render("python -m payload"))
 
 
+def test_a_chain_of_which_two_jobs_may_be_in_the_queue(golden: Callable[[str, str], None]) -> None:
+    limited = dataclasses.replace(script(Path("/shared/runs/first"), chain=2), last=5)
+    golden("segment-limited.sbatch", limited.render("python -m payload"))
+
+
 def test_one_segment_at_a_time_in_the_order_of_the_chain_and_with_an_environment_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,7 +65,7 @@ def test_one_segment_at_a_time_in_the_order_of_the_chain_and_with_an_environment
     assert executor(Path("/r")).sbatch_command("/r/script")[:4] == ["env", "-u", "SBATCH_QOS", "sbatch"]
 
 
-@pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch"])
+@pytest.mark.parametrize("name", ["segment-cpu.sbatch", "segment-full.sbatch", "segment-limited.sbatch"])
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")  # of the locked development environment
     done = subprocess.run([shellcheck, Path(__file__).parent / name], capture_output=True, text=True)

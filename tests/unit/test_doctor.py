@@ -37,6 +37,7 @@ class FakeSlurm(Slurm):
             "scontrol show partition": PARTITION,
             "sinfo": "\n".join(f"dsv4kit|n{i}|idle|batch*" for i in range(80)),
             "sacctmgr": f"{USER}|team\n{USER}|other\n",
+            "scontrol show config": "MaxJobCount             = 10000\nMaxStepCount = 40000",
             "sbatch --parsable": "",
             **{key.replace("_", " ").replace("  ", " --"): value for key, value in answers.items()},
         }
@@ -140,6 +141,46 @@ class TestLoginNode:
         site = load_site("example-gb200-pyxis")
         site = site.model_copy(update={"slurm": site.slurm.model_copy(update={"version": None})})
         assert "sbatch has it" in found(tmp_path, FakeSlurm(), site=site)["--segment"]
+
+    @pytest.mark.parametrize(
+        ("associations", "qos", "chain", "said"),
+        [
+            (
+                f"{USER}|team||3||normal",
+                "normal||",
+                None,
+                "and 3 may be there (MaxSubmitJobs of account team); CHAIN=3",
+            ),
+            (f"{USER}|team||||normal", "normal|2|", None, "and 2 may be there (MaxSubmitJobs of QOS normal); CHAIN=2"),
+            (f"{USER}|team||1||", "", None, "a chain needs two"),
+            (f"{USER}|team||3||normal", "normal||4", 3, ""),
+            (f"{USER}|other||1||\nuser|team||1||\n{USER}|team|debug|1||", "", None, ""),
+            ("a notice|3", "", None, ""),
+        ],
+    )
+    def test_limits_on_jobs_in_the_queue(
+        self, tmp_path: Path, associations: str, qos: str, chain: int | None, said: str
+    ) -> None:
+        answers = {"sacctmgr -nP show assoc": associations, "sacctmgr -nP show qos": qos}
+        slurm = FakeSlurm()
+        slurm.answers |= {**answers, f"sacctmgr -nP show assoc user={USER} format=user,account": f"{USER}|team"}
+        slurm.answers[f"sacctmgr -nP show assoc user={USER} format=user,account,partition"] = associations
+        site = load_site("example-gb200-pyxis")
+        site = site.model_copy(update={"slurm": site.slurm.model_copy(update={"chain": chain})})
+        found_jobs = found(tmp_path, slurm, ("schedule.steps", 400), site=site).get("jobs", "")
+        assert said in found_jobs
+        assert bool(said) == bool(found_jobs)
+
+    def test_without_accounting_the_controllers_own_limit_counts(self, tmp_path: Path) -> None:
+        slurm = FakeSlurm(sacctmgr=UserError("no accounting"), scontrol_show_config="MaxJobCount = 4")
+        assert "4 may be there (MaxJobCount of the cluster)" in found(tmp_path, slurm, ("schedule.steps", 400))["jobs"]
+
+    def test_a_partition_that_takes_no_jobs_from_its_nodes_is_named(self, tmp_path: Path) -> None:
+        site = load_site("example-gb200-pyxis")
+        site = site.model_copy(update={"slurm": site.slurm.model_copy(update={"chain": 2})})
+        slurm = FakeSlurm(scontrol_show_partition=f"{PARTITION} AllocNodes=login[1-2]")
+        said = found(tmp_path, slurm, ("schedule.steps", 400), site=site)["jobs"]
+        assert said.startswith("warning: CHAIN=2: jobs of batch may be submitted on login[1-2] only")
 
     def test_the_account_is_one_of_the_users(self, tmp_path: Path) -> None:
         assert "'team' is none of" in found(tmp_path, FakeSlurm(sacctmgr=f"{USER}|other\n"))["account"]

@@ -119,6 +119,54 @@ def test_when_sbatch_refuses_one_the_others_are_cancelled_and_nothing_is_left(cl
     assert not cluster.run.path.exists()
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AssocMaxSubmitJobLimit",
+        "QOSMaxSubmitJobPerUserLimit",
+        "AssocGrpSubmitJobsLimit",
+        "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and so on)",
+        "Batch job submission failed: Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
+def test_a_limit_on_submitted_jobs_names_chain(cluster: Cluster, line: str) -> None:
+    (cluster.root / "refuse").write_text("3")
+    (cluster.root / "reasons").write_text(f"sbatch: error: {line}")
+    with pytest.raises(UserError, match=r"CHAIN=2 keeps no more than 2 of them in the queue; each segment submits the"):
+        cluster.submit()
+    assert (cluster.jobs, cluster.run.path.exists()) == ([], False)
+
+
+def test_a_limited_chain_has_all_it_needs_written_and_so_many_jobs_in_the_queue(
+    cluster: Cluster, say: Callable[..., str]
+) -> None:
+    said = say("resume", "first", "--chain=2")
+    assert "is waiting" in said
+    say("cancel", "first")
+    said = say("resume", "first", "--chain=2", "--steps=16", "--spare-segments=1", "--no-follow")
+    assert "changed: site.slurm.chain: None -> 2" in said
+    assert said.endswith("3 more are submitted by the segments before them: no more than 2 are in the queue\n")
+    assert cluster.jobs == ["4", "5"]
+    for number in range(4, 9):
+        segment = cluster.run.segment(number)
+        assert all(path.exists() for path in (segment.script, segment.job_environment, segment.payload))
+        assert '"$segment_dir" "$job_name" 8 2 "$@"' in segment.script.read_text()
+        assert segment.submit_next_script.exists()
+        assert not segment.submitting_file.exists()
+    assert [link.job_id for link in cluster.run.chain()[3:]] == ["4", "5", "", "", ""]
+    cluster.run.segment(6).not_submitted_file.write_text("sbatch: error: busy\n")
+    state = read_state(cluster.run, cluster.slurm)
+    assert (state.state, state.segments[5].state) == ("waiting", "NOT SUBMITTED")
+    assert "segment 6: note: not submitted yet: sbatch: error: busy" in say("status", "first")
+    for job in cluster.jobs:
+        (cluster.root / "jobs" / job).unlink()
+    state = read_state(cluster.run, cluster.slurm)
+    assert state.reason == "step 0 of 16 is saved; 2 segments were never submitted: sbatch: error: busy"
+    assert "0 run first: goes on" in say("resume", "first", "--no-follow")
+    for words in (["--chain=1"], ["--chain=x"]):
+        assert say("resume", "first", *words).startswith(f"2 dsv4kit: CHAIN={words[0][8:]}: chain=")
+
+
 def test_an_interruption_in_the_middle_leaves_nothing_either(cluster: Cluster) -> None:
     def interrupt(line: str) -> None:
         if "segment 2" in line:

@@ -14,14 +14,21 @@ from dsv4kit.config.schema import Settings
 from dsv4kit.errors import nearest
 from dsv4kit.feasibility.case import Case, Refusal
 from dsv4kit.plan.counted.checks import fits_rollout_tensor
-from dsv4kit.verl_keys.pairs import data_parallel, is_sft, longest_sequence, micro_batch_tokens, replica_gpus
+from dsv4kit.verl_keys.pairs import (
+    batched_tokens,
+    data_parallel,
+    is_sft,
+    longest_sequence,
+    micro_batch_tokens,
+    replica_gpus,
+)
 from dsv4kit.verl_keys.rollout import expert_parallel
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # DeepGEMM's MXFP4 experts on GB200 died in vLLM's profiling run at 10,240 batched tokens, and ran at this many.
 _DEEP_GEMM_TOKENS = 4096
-_BLACKWELL = 100
+_HOPPER, _BLACKWELL = 90, 100
 _PLUGINS = Path(__file__).parents[1] / "plugin"
 
 
@@ -30,7 +37,7 @@ def node_unit(settings: Settings) -> int:
     actor, per_node = settings.parallel.actor, settings.hardware.gpus_per_node
     gpus = math.lcm(
         actor.tensor_parallel_size * actor.pipeline_parallel_size * actor.context_parallel_size,
-        actor.pipeline_parallel_size * actor.expert_parallel_size,
+        actor.pipeline_parallel_size * actor.expert_parallel_size * actor.expert_tensor_parallel_size,
         1 if is_sft(settings) else replica_gpus(settings),
     )
     return math.lcm(gpus, per_node) // per_node
@@ -153,12 +160,13 @@ def deep_gemm(case: Case) -> Iterator[Refusal]:
     if is_sft(settings):
         return
     chosen = settings.kernels.moe_backend
-    backend = chosen or (case.features.moe_backend if settings.engine.backend == "megatron" else None)
+    unnamed = case.found.chosen_experts if case.found else case.features.moe_backend
+    backend = chosen or (unnamed if settings.engine.backend == "megatron" else None)
     if backend is None or "deep_gemm" not in backend:
         return
     key = "kernels.moe_backend"
     default = "" if chosen else f"leaves verl {case.features.name} its default, {backend}, which "
-    architecture, tokens = settings.hardware.sm_architecture or 0, settings.parallel.rollout.max_num_batched_tokens
+    architecture, tokens = settings.hardware.sm_architecture or 0, batched_tokens(settings)
     if architecture < _BLACKWELL:
         why = f"fails on {settings.hardware.name} at load_model, its kernel needs compute capability 10.0"
         yield case.refusal(key, chosen, default + why, "marlin works")
@@ -173,17 +181,22 @@ def deep_gemm(case: Case) -> Iterator[Refusal]:
 
 
 def dsa_fusion(case: Case) -> Iterator[Refusal]:
-    """verl #6603."""
+    """Megatron-LM `transformer_config.py`: SM100 in June (verl #6603's commit), SM90 on dev since 3 July.
+
+    What the image's Megatron wants decides where it is known, else that of the stack for the recipe; nodes look again.
+    """
     settings, key = case.settings, "apply_dsa_kernel_fusion"
     architecture = settings.hardware.sm_architecture or _BLACKWELL
-    if architecture >= _BLACKWELL or settings.hardware.device == "cpu":
+    wanted = (case.found and case.found.fused_attention_from) or (_BLACKWELL if is_sft(settings) else _HOPPER)
+    if architecture >= wanted or settings.hardware.device == "cpu":
         return
     asked = [("kernels.dsa_fusion", settings.kernels.dsa_fusion)]
     asked += [(f"verl.{name}", value) for name, value in settings.verl.items() if name.endswith(key)]
     for name, value in asked:
         if value:
             has = f"{settings.hardware.name} has {architecture / 10:.1f}"
-            why = f"the fused sparse-attention kernels need compute capability 10.0, {has}"
+            whose = "the image's" if case.found and case.found.fused_attention_from else "this recipe's"
+            why = f"{whose} Megatron runs fused sparse attention from compute capability {wanted / 10:.1f} on, {has}"
             yield case.refusal(name, value, why, "False is right here")
 
 
@@ -223,7 +236,7 @@ def learning_rate(case: Case) -> Iterator[Refusal]:
             "verl does not load the schedule's state by itself (verl #7953)",
             f"also VERL={prefix}.use_checkpoint_opt_param_scheduler=True",
         )
-    elif not case.verl(f"{prefix}.lr_decay_steps"):
+    elif not is_sft(settings) and not case.verl(f"{prefix}.lr_decay_steps"):
         yield case.refusal(
             name,
             value,
@@ -305,6 +318,18 @@ def kit_modules(case: Case) -> Iterator[Refusal]:
             yield case.refusal(key, value, f"the kit has no module {name!r}{nearest(name, known)}")
 
 
+def unseen(case: Case) -> Iterator[Refusal]:
+    """Keys that change what is split or loaded behind the back of checks and plan."""
+    for key, value in case.settings.verl.items():
+        name = key.rpartition(".")[2]
+        if name == "virtual_pipeline_model_parallel_size" and value is not None:
+            why = "the kit's pipeline layout and its plan know no virtual stages"
+            yield case.refusal(f"verl.{key}", value, why, "SET=parallel.actor.layout=... with one part per stage")
+        elif name == "load_contents":
+            why = "a resume loads exactly what the run saved"
+            yield case.refusal(f"verl.{key}", value, why, "SET=checkpoint.contents=... sets both")
+
+
 def dead_keys(case: Case) -> Iterator[Refusal]:
     """Keys verl has and never reads."""
     for key, reason in DEAD.items():
@@ -337,6 +362,7 @@ RULES = (
     determinism,
     kit_modules,
     dead_keys,
+    unseen,
     mini_batch,
     batch_tokens,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsv4kit.run.directory import RunDir
@@ -49,7 +49,8 @@ class NodeSpec:
     `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
     `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `keep_last`, `keep_every` and
     `keep_best` say which checkpoints stay (`checkpoint.retention`); where the first is None, as in runs of older kits,
-    all do.
+    all do. `needs` is what the packages inside have to have (`model`, `recipe`, `fields`, `asked`: see
+    plugin/needs.py); empty: nothing is looked for.
     """
 
     run: str
@@ -79,6 +80,7 @@ class NodeSpec:
     keep_last: int | None = None
     keep_every: int | None = None
     keep_best: int | None = None
+    needs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, run: RunDir) -> NodeSpec:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_start import KIT, command
 from benchmarks.measure import Benchmark
 from dsv4kit.checkpoint.inspection import inspect
 from dsv4kit.config.loading import Override, load_settings, load_site
@@ -41,6 +42,10 @@ def benchmarks(scratch: Path) -> Iterator[Benchmark]:
     yield Benchmark("submit a chain of 25 segments (Slurm stubbed)", submitter(scratch / "chain"), 3.0, runs=5)
     run = long_run(scratch / "long", segments=100, steps=40)
     yield Benchmark("status of 100 segments x 40 steps", lambda: read_state(run, NoQueue()), runs=5)
+    many = scratch / "many"
+    for number in range(50):
+        long_run(many / f"run{number}", segments=5, steps=40)
+    yield Benchmark("runs, 50 of 5 segments", command(KIT, "runs", DSV4KIT_RUNS=str(many)), 0.4, runs=5)
     trees = checkpoint_trees()
     fsdp, megatron = scratch / "fsdp", scratch / "megatron"
     trees.ppo_fsdp(fsdp, 40, world=512)

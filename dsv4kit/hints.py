@@ -8,7 +8,7 @@ import shlex
 TARGETS = {
     **{
         verb: verb
-        for verb in ("submit", "plan", "doctor", "status", "logs", "explain", "checkpoints", "resume", "cancel")
+        for verb in ("submit", "plan", "doctor", "runs", "status", "logs", "explain", "checkpoints", "resume", "cancel")
     },
     "image build": "image",
     "prepare data": "data",

@@ -23,6 +23,7 @@ VERBS = {
     "plan": "what fits, how big, how long",
     "doctor": "is this cluster ready for a run",
     "submit": "start a run",
+    "runs": "show all runs, a line each",
     "status": "show a run",
     "logs": "show a run's log",
     "explain": "what the processes of a running segment are doing now",

@@ -12,6 +12,8 @@ from typing import Any
 
 from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
+from dsv4kit.launch.pending import in_words
+from dsv4kit.launch.progress import RunProgress, progress_of
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.launch.usual import UsualPhases
 from dsv4kit.run import exclusions, metrics, node_spec, outcome, phases
@@ -83,6 +85,7 @@ class RunState:
     segments: list[SegmentState]
     excluded_nodes: list[dict[str, Any]] = field(default_factory=list)
     other_jobs: dict[str, str] = field(default_factory=dict)
+    progress: RunProgress = field(default_factory=RunProgress)
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -131,7 +134,7 @@ class StateReader:
         waiting = (segment for segment in segments if not segment.over and not segment.attempts)
         goes_back = any(run.segment(segment.segment).request_file.exists() for segment in waiting)
         past = [attempt.outcome for attempt in attempts if attempt.outcome]
-        state, reason = _state(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
+        state, reason = state_of(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
         if state == "waiting" and "JobHeldUser" in reason:
             reason = self._why_held(segments) or reason
         return RunState(
@@ -146,6 +149,7 @@ class StateReader:
             losses=losses,
             segments=[one for one in segments if not (one.spare and one.over and not one.attempts and _over(state))],
             other_jobs=others,
+            progress=progress_of(merged, attempts, spec["total_steps"], spec.get("segment_steps")),
             excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
 
@@ -165,7 +169,7 @@ class StateReader:
         course = latest.course if latest else None
         done = latest.outcome if latest else None
         last = latest.last if latest else None
-        state = job or JobState(_remembered_state(done), "Slurm no longer knows the job")
+        state = job or JobState(remembered_state(done), "Slurm no longer knows the job")
         if not link.job_id:
             state = JobState(NOT_SUBMITTED, "")
         marks = latest.marks if latest else []
@@ -220,7 +224,8 @@ def _starts_again(attempts: Sequence[AttemptReader]) -> Iterator[str]:
         yield f"{line}; trained again {trains[0] - fault[-1]:.0f} s later" if trains else line
 
 
-def _remembered_state(done: Outcome | None) -> str:
+def remembered_state(done: Outcome | None) -> str:
+    """What Slurm would say of a job it has forgotten, told from what its last attempt left."""
     if done is None:
         return "CANCELLED"  # it left nothing: it never ran
     return "FAILED" if done.next == outcome.STOP else "COMPLETED"
@@ -236,7 +241,7 @@ def _over(state: str) -> bool:
     return state not in ("waiting", "running", "unknown")
 
 
-def _state(
+def state_of(
     segments: list[SegmentState],
     others: Mapping[str, str],
     past: list[Outcome],
@@ -246,6 +251,7 @@ def _state(
     goes_back: bool,
     no_answer: str | None,
 ) -> tuple[str, str]:
+    """(state, reason) of a run, from its segments and what else is known of it (see RunState)."""
     live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
     running = any(state in ("RUNNING", "COMPLETING") for state in (*(one.state for one in live), *others.values()))
     if saved >= total and not goes_back and not running:
@@ -253,7 +259,7 @@ def _state(
     if running:
         return "running", ""
     if live or others:
-        return "waiting", live[0].reason if live else ""
+        return "waiting", in_words(live[0].reason) if live else ""
     if cancelled:
         return "cancelled", f"by the user; step {saved} of {total} is saved"
     if past and past[-1].next == outcome.STOP:

@@ -24,7 +24,9 @@ GENERATION_TIME = "timing_s/gen"  # seconds
 SAVE_TIME = "timing_s/save_checkpoint"  # seconds
 WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
 SFT_LOSS = "train/loss"
+PEARSON = "training/rollout_actor_probs_pearson_corr"  # agreement of rollout and actor probabilities; 1 is full
 
+_VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 _TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")
 _BLOCK_BYTES = 1 << 16
@@ -90,6 +92,11 @@ def merge(attempts: Iterable[Sequence[StepMetrics]]) -> list[StepMetrics]:
     return [steps[step] for step in sorted(steps)]
 
 
+def is_validation(name: str) -> bool:
+    """Whether a validation measured it: GRPO's main results, SFT's loss."""
+    return name.startswith(_VALIDATION)
+
+
 def last_metrics(path: Path) -> StepMetrics | None:
     """The last step in the file, read from its end (a few blocks, whatever its size); None where there is none."""
     last: StepMetrics | None = None
@@ -104,6 +111,20 @@ def last_metrics(path: Path) -> StepMetrics | None:
     except FileNotFoundError:
         return None
     return last
+
+
+def last_records(path: Path, count: int) -> list[StepMetrics]:
+    """The last `count` records of the file, oldest first, read from its end."""
+    found: list[StepMetrics] = []
+    try:
+        for line in _lines_from_end(path):
+            if record := parse_line(line):
+                found.append(record)
+                if len(found) == count:
+                    break
+    except OSError:
+        return []
+    return found[::-1]
 
 
 def last_step(path: Path) -> int | None:

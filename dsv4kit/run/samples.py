@@ -8,6 +8,7 @@ Standard library only; frozen into every run.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -55,3 +56,22 @@ def read(path: Path) -> Iterator[dict[str, float]]:
                 for name, text in row.items()
                 if isinstance(name, str) and isinstance(text, str) and text.replace(".", "", 1).isdigit()
             }
+
+
+def table(path: Path) -> tuple[list[float], dict[str, list[float]]]:
+    """Times, and MiB by column; rows that are not whole are left out. A file that does not exist (yet) has none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError:
+        return [], {}
+    head = lines[0].rstrip("\r").split(",")
+    rows = []
+    for line in lines[1:]:
+        cells = line.split(",")
+        if len(cells) == len(head):
+            with contextlib.suppress(ValueError):
+                rows.append(list(map(float, cells)))
+    if head[0] != _TIME or not rows:
+        return [], {}
+    times, *columns = map(list, zip(*rows, strict=True))
+    return times, dict(zip(head[1:], columns, strict=True))

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the state."""
+    from dsv4kit.cli.report import written_at_the_end
     from dsv4kit.cli.runs import chosen_name, open_run
     from dsv4kit.launch.progress import memory_peaks
     from dsv4kit.launch.state import read_state
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(state.as_dict() | {"memory": memory}, indent=1))
     else:
         print(coloured(table(state, peaks, planned, terminal_width())))
+        if written := written_at_the_end(run_dir, state):
+            print(f"report: {written}")
     return 0
 
 

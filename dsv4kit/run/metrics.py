@@ -25,6 +25,12 @@ SAVE_TIME = "timing_s/save_checkpoint"  # seconds
 WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
 SFT_LOSS = "train/loss"
 PEARSON = "training/rollout_actor_probs_pearson_corr"  # agreement of rollout and actor probabilities; 1 is full
+LEARNING_RATES = ("actor/lr", "train/lr")
+RESPONSE_LENGTH = "response_length/mean"  # tokens
+RESPONSE_LENGTH_MAX = "response_length/max"  # tokens
+CLIP_RATIO = "response_length/clip_ratio"
+ABORTED_RATIO = "response/aborted_ratio"
+SCORES = ("critic/score/min", "critic/score/max")
 
 _VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -61,17 +62,41 @@ def read(path: Path) -> Iterator[dict[str, float]]:
 def table(path: Path) -> tuple[list[float], dict[str, list[float]]]:
     """Times, and MiB by column; rows that are not whole are left out. A file that does not exist (yet) has none."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        head, *lines = path.read_bytes().split(b"\n")
     except OSError:
         return [], {}
-    head = lines[0].rstrip("\r").split(",")
+    return _columns(head, lines)
+
+
+def thinned(path: Path, rows: int) -> tuple[tuple[list[float], dict[str, list[float]]], bool]:
+    """As `table`, and whether only a part was read: of a long file some `rows` rows, evenly over its length."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+            width = len(file.readline()) or 1
+            size = file.seek(0, os.SEEK_END) - len(head)
+            if size <= 2 * rows * width:
+                return table(path), False
+            lines = []
+            for number in range(rows):
+                file.seek(len(head) + size * number // rows)
+                if number:
+                    file.readline()  # the rest of a row
+                lines.append(file.readline().rstrip(b"\n"))
+    except OSError:
+        return ([], {}), False
+    return _columns(head, lines), True
+
+
+def _columns(head: bytes, lines: Iterable[bytes]) -> tuple[list[float], dict[str, list[float]]]:
+    names = head.decode(errors="replace").strip().split(",")
     rows = []
-    for line in lines[1:]:
-        cells = line.split(",")
-        if len(cells) == len(head):
+    for line in lines:
+        cells = line.split(b",")
+        if len(cells) == len(names):
             with contextlib.suppress(ValueError):
                 rows.append(list(map(float, cells)))
-    if head[0] != _TIME or not rows:
+    if names[0] != _TIME or not rows:
         return [], {}
     times, *columns = map(list, zip(*rows, strict=True))
-    return times, dict(zip(head[1:], columns, strict=True))
+    return times, dict(zip(names[1:], columns, strict=True))

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit status logs explain checkpoints resume cancel image data test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report logs explain checkpoints resume cancel image data test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -52,10 +52,16 @@ plan: setup  ## what fits, how big, how long, before any node-hour: make plan HW
 doctor: setup  ## is this cluster ready: make doctor HW=gb200; NODES=2 has two nodes examine themselves
 	@$(KIT) --make doctor
 
+runs: setup  ## show all runs, a line each [STATE=running MATCH='pro-*' SORT=left]
+	@$(KIT) --make runs
+
 status: setup  ## show a run [RUN=]
 	@$(KIT) --make status
 
-logs: setup  ## show a run's log [RUN= SEGMENT= FOLLOW=1 ALL=1]
+report: setup  ## one page about a run, into its directory [RUN= WITH=OTHER_RUN FORMAT=md OUT=]
+	@$(KIT) --make report
+
+logs: setup  ## show a run's log [RUN= SEGMENT= WHAT= NODE= TAIL= GREP= SINCE= FOLLOW=1 ALL=1]
 	@$(KIT) --make logs
 
 explain: setup  ## what the processes of a running segment are doing now, on all nodes [RUN=]

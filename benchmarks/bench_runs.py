@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_start import KIT, command
 from benchmarks.measure import Benchmark
 from dsv4kit.checkpoint.inspection import inspect
 from dsv4kit.config.loading import Override, load_settings, load_site
@@ -20,7 +21,7 @@ from dsv4kit.run import ends, outcome
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json, write_text
 
-TREES = Path(__file__).parents[1] / "tests" / "unit" / "checkpoint_trees.py"
+TESTS = Path(__file__).parents[1] / "tests" / "unit"
 # sbatch and squeue that answer at once, for a queue that is a directory.
 CLIENT = """#!/bin/sh
 cd "$(dirname "$0")/jobs" || exit 1
@@ -41,7 +42,14 @@ def benchmarks(scratch: Path) -> Iterator[Benchmark]:
     yield Benchmark("submit a chain of 25 segments (Slurm stubbed)", submitter(scratch / "chain"), 3.0, runs=5)
     run = long_run(scratch / "long", segments=100, steps=40)
     yield Benchmark("status of 100 segments x 40 steps", lambda: read_state(run, NoQueue()), runs=5)
-    trees = checkpoint_trees()
+    many = scratch / "many"
+    for number in range(50):
+        long_run(many / f"run{number}", segments=5, steps=40)
+    yield Benchmark("runs, 50 of 5 segments", command(KIT, "runs", DSV4KIT_RUNS=str(many)), 0.4, runs=5)
+    made = tests_module("report_runs").make(scratch, "reported", segments=50, steps=40, nodes=64, sample_rows=200)
+    report = command(KIT, "report", made.name, DSV4KIT_RUNS=str(scratch))
+    yield Benchmark("report, 2,000 steps on 64 nodes", report, 5.0, runs=2)
+    trees = tests_module("checkpoint_trees")
     fsdp, megatron = scratch / "fsdp", scratch / "megatron"
     trees.ppo_fsdp(fsdp, 40, world=512)
     step = trees.ppo_megatron(megatron, 40, ("model", "optimizer", "extra"), hf_model=False)
@@ -125,9 +133,9 @@ def _lines(path: Path, rows: Iterable[dict[str, object]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def checkpoint_trees() -> Any:
-    """The tests' module that writes checkpoints as verl does."""
-    spec = importlib.util.spec_from_file_location("checkpoint_trees", TREES)
+def tests_module(name: str) -> Any:
+    """A module of the tests that writes checkpoints or runs as verl and the nodes do."""
+    spec = importlib.util.spec_from_file_location(name, TESTS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -8,7 +8,19 @@ import shlex
 TARGETS = {
     **{
         verb: verb
-        for verb in ("submit", "plan", "doctor", "status", "logs", "explain", "checkpoints", "resume", "cancel")
+        for verb in (
+            "submit",
+            "plan",
+            "doctor",
+            "runs",
+            "status",
+            "report",
+            "logs",
+            "explain",
+            "checkpoints",
+            "resume",
+            "cancel",
+        )
     },
     "image build": "image",
     "prepare data": "data",

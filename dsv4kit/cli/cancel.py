@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
@@ -22,6 +23,9 @@ def run(args: argparse.Namespace) -> int:
 
     run_dir, slurm = open_run(chosen_name(args))
     count, left = cancel_run(run_dir, slurm)
+    if args.json:
+        print(json.dumps({"run": run_dir.name, "cancelled_segments": count, "still_there": left}))
+        return 1 if left else 0
     if left:
         jobs = ", ".join(f"job {job_id} ({state})" for job_id, state in left.items())
         print(f"run {run_dir.name}: Slurm was told to cancel {_segments(count)}; still there: {jobs}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
         from dsv4kit.cli.local import on_sandbox
 
         submission = on_sandbox(submission, args.torch_index, install=args.nodes is not None)
+    if args.json:
+        return _as_json(submission, visit=args.nodes is not None)
     well = True
     for finding in examine(submission):
         print(f"{finding.level:8} {finding.topic}: {finding.text}", flush=True)
@@ -45,6 +49,25 @@ def run(args: argparse.Namespace) -> int:
         print("the nodes themselves: NODES=2 sends a short job to two of them")
         return 0 if well else 1
     return 0 if _visit(submission) and well else 1
+
+
+def _as_json(submission: Submission, visit: bool) -> int:
+    """Findings, and the nodes' reports where they were visited; what happens meanwhile goes to stderr."""
+    from dsv4kit.launch.doctor import examine
+    from dsv4kit.launch.doctor_visit import send
+    from dsv4kit.launch.run_dir import runs_root
+
+    findings = [vars(finding) for finding in examine(submission)]
+    shown: dict[str, Any] = {"findings": findings}
+    problem = None
+    if visit:
+        sent = send(submission, runs_root() / ".doctor")
+        state = sent.wait(lambda line: print(line, flush=True, file=sys.stderr))
+        problem = sent.problem()
+        shown |= {"job": sent.job_id, "state": state, "nodes": [vars(report) for report in sent.reports()]}
+        shown |= {"measured": sent.bandwidth(), "problem": problem}
+    print(json.dumps(shown, indent=1))
+    return 1 if problem or any(finding["level"] == "problem" for finding in findings) else 0
 
 
 def _visit(submission: Submission) -> bool:

@@ -19,6 +19,7 @@ _EXIT_STATUS = {"finished": 0}
 
 def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
     """Prints progress from the segment `first` on until the run is over. Exit status 0 when it finished, 1 when not."""
+    from dsv4kit.cli.report import written_at_the_end
     from dsv4kit.launch.state import StateReader
 
     reader = StateReader(run, slurm)
@@ -38,6 +39,8 @@ def follow(run: RunDir, slurm: Slurm, first: int = 1) -> int:
         print(f"\nthe run goes on; `{shows}` shows how, `{ends}` ends it")
         return 130
     print(summary(state))
+    if written := written_at_the_end(run, state):
+        print(f"report: {written}")
     return _EXIT_STATUS.get(state.state, 1)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BY_VERB
@@ -38,8 +40,11 @@ def run(args: argparse.Namespace) -> int:
         new_kit=args.kit == "new",
     )
     links = Resumption(run_dir, slurm, steps, from_step, asked, forget_nodes=bool(args.forget_nodes)).submit(
-        lambda line: print(line, flush=True)
+        lambda line: print(line, flush=True, file=sys.stderr if args.json else sys.stdout)
     )
+    if args.json:
+        print(json.dumps({"run": run_dir.name, "segments": [vars(link) for link in links]}))
+        return 0
     if args.follow if args.follow is not None else read_record(run_dir)["site"]["follow"]:
         from dsv4kit.cli.follow import follow
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Checks everything, then submits, then (on a site that wants it) follows the run to its end."""
+    if args.json and not args.dry_run:
+        raise UserError("JSON: goes together with DRY_RUN here; `status` has JSON of a run that is submitted")
     submission = request(args)
     submission.check()
     for note in submission.case.data.notes:
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
         submission = on_sandbox(submission, args.torch_index, install=not args.dry_run)
     if args.dry_run:
-        print(submission.dry_run())
+        print(json.dumps(submission.rendered(), indent=1) if args.json else submission.dry_run())
         return 0
     submission.check_cluster()
     settings = submission.resolved.settings

@@ -141,21 +141,34 @@ OF_DATA = (
 )
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
+FORMAT_OF_REPORT = Variable("FORMAT", "html (default), md or json")
+WITH = Variable("WITH", "another run: what the two have otherwise")
+OUT_OF_REPORT = Variable("OUT", "file to write; default: report.html in the run's directory")
+STATE = Variable("STATE", "only runs that are so: waiting, running, finished, stopped, ...; several with commas")
+MATCH = Variable("MATCH", "only runs with such a name, e.g. 'pro-*'")
+SORT = Variable("SORT", "age (default), name, state, left, node-hours, lost or reward")
+TAIL = Variable("TAIL", "only so many of the last lines")
+GREP = Variable("GREP", "only lines in which this regular expression is found")
+NODE = Variable("NODE", "log of this node (for ray and agent)")
+SINCE = Variable("SINCE", "only lines since then: 10m, 2h, 14:30 or 2026-01-31T14:30, for logs with times in them")
+WHAT = Variable("WHAT", "driver (default), slurm, ray or agent (what sets a node up and starts processes on it)")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
-    "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
-    "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
+    "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
+    "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
     "prepare data": OF_DATA,
-    "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
-    "status": (RUN,),
-    "logs": (RUN, SEGMENT, FOLLOW, ALL),
+    "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),
+    "runs": (STATE, MATCH, SORT, JSON),
+    "status": (RUN, JSON),
+    "report": (RUN, WITH, FORMAT_OF_REPORT, OUT_OF_REPORT),
+    "logs": (RUN, SEGMENT, WHAT, NODE, TAIL, GREP, SINCE, FOLLOW, ALL, JSON),
     "explain": (RUN,),
     "checkpoints": (RUN,),
-    "cancel": (RUN,),
+    "cancel": (RUN, JSON),
 }
 
 

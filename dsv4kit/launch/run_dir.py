@@ -32,6 +32,19 @@ def read_record(run: RunDir) -> dict[str, Any]:
         raise DamagedFileError.of(run.record_file, "what the run was submitted with") from None
 
 
+def predicted(run: RunDir) -> dict[str, Any]:
+    """What the planner said when the run was submitted (plan/shown/as_json.py); empty where it had nothing to say.
+
+    Also of a run that an older kit submitted, which kept the verdict alone, and of one whose record is damaged.
+    """
+    try:
+        plan = read_record(run).get("plan")
+    except DamagedFileError:
+        return {}
+    found = plan.get("predicted") if isinstance(plan, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def write_record(run: RunDir, content: Mapping[str, Any]) -> None:
     """Writes `run.yaml`."""
     import yaml

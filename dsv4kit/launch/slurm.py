@@ -158,6 +158,11 @@ class Slurm:
             if job_id in wanted or name == job_name
         }
 
+    def all_states(self) -> dict[str, JobState]:
+        """States of all of this user's jobs that Slurm still remembers."""
+        answer = self.rows(3, "squeue", "--me", "-h", "-t", "all", "-o", f"{MARK}%i|%T|%R")
+        return {job_id: JobState(state, reason) for job_id, state, reason in answer}
+
     def comment(self, job_id: str) -> str | None:
         """The comment that a job carries; None without one."""
         found = self.rows(1, "squeue", "-h", "-t", "all", "-j", job_id, "-o", f"{MARK}%k")

@@ -12,6 +12,8 @@ from typing import Any
 
 from dsv4kit.checkpoint import tracker
 from dsv4kit.errors import UserError
+from dsv4kit.launch.pending import in_words
+from dsv4kit.launch.progress import RunProgress, progress_of
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.launch.usual import UsualPhases
 from dsv4kit.run import exclusions, metrics, node_spec, outcome, phases
@@ -86,6 +88,7 @@ class RunState:
     segments: list[SegmentState]
     excluded_nodes: list[dict[str, Any]] = field(default_factory=list)
     other_jobs: dict[str, str] = field(default_factory=dict)
+    progress: RunProgress = field(default_factory=RunProgress)
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -134,7 +137,7 @@ class StateReader:
         waiting = (segment for segment in segments if not segment.over and not segment.attempts)
         goes_back = any(run.segment(segment.segment).request_file.exists() for segment in waiting)
         past = [attempt.outcome for attempt in attempts if attempt.outcome]
-        state, reason = _state(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
+        state, reason = state_of(segments, others, past, saved, spec["total_steps"], cancelled, goes_back, no_answer)
         if state == "waiting" and "JobHeld" in reason:  # by its user, or by root
             reason = self._why_held(segments) or reason
         return RunState(
@@ -149,6 +152,7 @@ class StateReader:
             losses=losses,
             segments=[one for one in segments if not (one.spare and one.over and not one.attempts and _over(state))],
             other_jobs=others,
+            progress=progress_of(merged, attempts, spec["total_steps"], spec.get("segment_steps")),
             excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
 
@@ -175,7 +179,7 @@ class StateReader:
         last = latest.last if latest else None
         silent = not attempts and (job is None or job.state == "FAILED")
         said = _batch_script_said(self._run.segment(link.segment)) if silent else []
-        state = job or JobState(_remembered_state(done, bool(said)), "Slurm no longer knows the job")
+        state = job or JobState(remembered_state(done, bool(said)), "Slurm no longer knows the job")
         if not link.job_id:
             state = JobState(NOT_SUBMITTED, "")
         marks = latest.marks if latest else []
@@ -236,7 +240,11 @@ def _batch_script_said(segment: SegmentDir) -> list[str]:
     return [line.removeprefix(begins) for line in tail(segment.log, 20) if line.endswith(_STARTED_NOTHING)]
 
 
-def _remembered_state(done: Outcome | None, refused: bool) -> str:
+def remembered_state(done: Outcome | None, refused: bool = False) -> str:
+    """What Slurm would say of a job it has forgotten, told from what its last attempt left.
+
+    `refused`: its batch script started nothing, and said why.
+    """
     if done is None:
         return "FAILED" if refused else "CANCELLED"  # it left nothing: it never ran
     return "FAILED" if done.next == outcome.STOP else "COMPLETED"
@@ -252,7 +260,7 @@ def _over(state: str) -> bool:
     return state not in ("waiting", "running", "unknown")
 
 
-def _state(
+def state_of(
     segments: list[SegmentState],
     others: Mapping[str, str],
     past: list[Outcome],
@@ -262,6 +270,7 @@ def _state(
     goes_back: bool,
     no_answer: str | None,
 ) -> tuple[str, str]:
+    """(state, reason) of a run, from its segments and what else is known of it (see RunState)."""
     live = [segment for segment in segments if not segment.over and segment.state != "UNKNOWN"]
     running = any(state in ("RUNNING", "COMPLETING") for state in (*(one.state for one in live), *others.values()))
     if saved >= total and not goes_back and not running:
@@ -269,7 +278,7 @@ def _state(
     if running:
         return "running", ""
     if live or others:
-        return "waiting", live[0].reason if live else ""
+        return "waiting", in_words(live[0].reason) if live else ""
     if cancelled:
         return "cancelled", f"by the user; step {saved} of {total} is saved"
     if past and past[-1].next == outcome.STOP:

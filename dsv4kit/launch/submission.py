@@ -241,7 +241,7 @@ class Submission:
             "sources": dict(self.resolved.sources),
             "site": self.site.model_dump(),
             "python": self.python,
-            "plan": self.verdict and {"verdict": self.verdict.verdict, "reasons": list(self.verdict.reasons)},
+            "plan": self._planned(),
             "forced": self.forced,
             "versions": {
                 "dsv4kit": dsv4kit.__version__,
@@ -251,16 +251,43 @@ class Submission:
             },
         }
 
+    def _planned(self) -> dict[str, Any] | None:
+        """What the planner says, kept for the report to compare with what is measured."""
+        from dsv4kit.plan.shown.as_json import as_json
+
+        if self.plan is None:
+            return None
+        told = as_json(self.plan)
+        return {"verdict": told["verdict"], "reasons": told["reasons"], "predicted": told}
+
+    def rendered(self) -> dict[str, Any]:
+        """What would be submitted: the first script, the commands of the chain, and what the agents would be told.
+
+        Each segment has its own copy of the script.
+        """
+        return {
+            "run": self.run.name,
+            "directory": str(self.run.path),
+            "missing": self.missing,
+            "script": self.executor(1, None).script_text(),
+            "commands": [self._sbatch(link.segment) for link in self.links[: self.site.slurm.chain]],
+            "left_to_segments": self.left_to_segments,
+            "spare_segments": [link.segment for link in self.links if link.spare],
+            "node_spec": self.node_spec().as_dict(),
+            "plan": self._planned(),
+        }
+
+    def _sbatch(self, segment: int) -> list[str]:
+        after = f"<job id of segment {segment - 1}>" if segment > 1 else None
+        return self.executor(segment, after).sbatch_command(str(self.run.segment(segment).script))
+
     def dry_run(self) -> str:
-        """What would be submitted: the first script, the commands of the chain, and what the agents would be told."""
-        executor = self.executor(1, None)
+        """As `rendered`, for people."""
         parts = [f"# to be set before this can be submitted: {', '.join(self.missing)}"] if self.missing else []
-        parts += [f"# {self.run.segment(1).script}", executor.script_text()]
+        parts += [f"# {self.run.segment(1).script}", self.executor(1, None).script_text()]
         parts.append("# submitted as (each segment has its own copy of the script)")
         for link in self.links[: self.site.slurm.chain]:
-            after = f"<job id of segment {link.segment - 1}>" if link.segment > 1 else None
-            argv = self.executor(link.segment, after).sbatch_command(str(self.run.segment(link.segment).script))
-            parts.append(f"{shlex.join(argv)}{'  # spare' if link.spare else ''}")
+            parts.append(f"{shlex.join(self._sbatch(link.segment))}{'  # spare' if link.spare else ''}")
         if self.left_to_segments:
             parts.append(f"# and {self.left_to_segments} more by the segments before them (submit_next.sh)")
         parts += [

@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from dsv4kit.config.loading import load_yaml
 from dsv4kit.launch.run_dir import read_record
 from dsv4kit.run import phases
 from dsv4kit.run.directory import RunDir
@@ -41,6 +40,8 @@ class UsualPhases:
 
     def _of_hardware(self) -> dict[str, float]:
         if self._measured is None:
+            from dsv4kit.config.loading import load_yaml  # with pydantic: `runs` has no need of it
+
             try:
                 settings = read_record(self._run)["settings"]
                 by_recipe = load_yaml(MEASURED).get(settings["hardware"]["name"], {})

@@ -6,6 +6,7 @@
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
+    <run>/report.html                 what the run was, written by `report`
     <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; where segments submit
                                       the next ones: submit_next.sh, submitting, not_submitted; what steers it: STOP,
                                       request.json, cancelled.json, resumed.json; what the batch script reads: verdict,
@@ -308,6 +309,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         """Where verl saves, unless the user names another place."""
         return self.path / "checkpoints"
+
+    @property
+    def report_file(self) -> Path:
+        """What the run was, on one page."""
+        return self.path / "report.html"
 
     @property
     def quarantine(self) -> Path:

@@ -26,7 +26,15 @@ GENERATION_TIME = "timing_s/gen"  # seconds
 SAVE_TIME = "timing_s/save_checkpoint"  # seconds
 WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
 SFT_LOSS = "train/loss"
+PEARSON = "training/rollout_actor_probs_pearson_corr"  # agreement of rollout and actor probabilities; 1 is full
+LEARNING_RATES = ("actor/lr", "train/lr")
+RESPONSE_LENGTH = "response_length/mean"  # tokens
+RESPONSE_LENGTH_MAX = "response_length/max"  # tokens
+CLIP_RATIO = "response_length/clip_ratio"
+ABORTED_RATIO = "response/aborted_ratio"
+SCORES = ("critic/score/min", "critic/score/max")
 
+_VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 # What training goes by; other metrics may well be undefined in a step.
 _MUST_BE_NUMBERS = re.compile(r"(^|[/_])(loss|grad_norm)$|^critic/(score|rewards)/mean$")
@@ -103,6 +111,11 @@ def merge(attempts: Iterable[Sequence[StepMetrics]]) -> list[StepMetrics]:
     return [steps[step] for step in sorted(steps)]
 
 
+def is_validation(name: str) -> bool:
+    """Whether a validation measured it: GRPO's main results, SFT's loss."""
+    return name.startswith(_VALIDATION)
+
+
 def last_metrics(path: Path) -> StepMetrics | None:
     """The last step in the file, read from its end (a few blocks, whatever its size); None where there is none."""
     last: StepMetrics | None = None
@@ -117,6 +130,20 @@ def last_metrics(path: Path) -> StepMetrics | None:
     except FileNotFoundError:
         return None
     return last
+
+
+def last_records(path: Path, count: int) -> list[StepMetrics]:
+    """The last `count` records of the file, oldest first, read from its end."""
+    found: list[StepMetrics] = []
+    try:
+        for line in _lines_from_end(path):
+            if record := parse_line(line):
+                found.append(record)
+                if len(found) == count:
+                    break
+    except OSError:
+        return []
+    return found[::-1]
 
 
 def last_step(path: Path) -> int | None:

@@ -146,6 +146,13 @@ def sampled(attempt: AttemptDir) -> list[NodeFiles]:
     return [NodeFiles(attempt, host) for host, suffix in names if suffix == _SAMPLES]
 
 
+def hosts(attempt: AttemptDir) -> list[NodeFiles]:
+    """The nodes that have reported or left a log, by host."""
+    kinds = (".ray.log", ".setup.log", ".torchrun.log", _REPORT)
+    found = {name.removesuffix(kind) for name in _names(attempt) for kind in kinds if name.endswith(kind)}
+    return [NodeFiles(attempt, host) for host in sorted(found)]
+
+
 def _names(attempt: AttemptDir) -> Iterator[str]:
     try:
         with os.scandir(attempt.nodes) as entries:

@@ -8,8 +8,10 @@ Standard library only; frozen into every run.
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -55,3 +57,46 @@ def read(path: Path) -> Iterator[dict[str, float]]:
                 for name, text in row.items()
                 if isinstance(name, str) and isinstance(text, str) and text.replace(".", "", 1).isdigit()
             }
+
+
+def table(path: Path) -> tuple[list[float], dict[str, list[float]]]:
+    """Times, and MiB by column; rows that are not whole are left out. A file that does not exist (yet) has none."""
+    try:
+        head, *lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return [], {}
+    return _columns(head, lines)
+
+
+def thinned(path: Path, rows: int) -> tuple[tuple[list[float], dict[str, list[float]]], bool]:
+    """As `table`, and whether only a part was read: of a long file some `rows` rows, evenly over its length."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+            width = len(file.readline()) or 1
+            size = file.seek(0, os.SEEK_END) - len(head)
+            if size <= 2 * rows * width:
+                return table(path), False
+            lines = []
+            for number in range(rows):
+                file.seek(len(head) + size * number // rows)
+                if number:
+                    file.readline()  # the rest of a row
+                lines.append(file.readline().rstrip(b"\n"))
+    except OSError:
+        return ([], {}), False
+    return _columns(head, lines), True
+
+
+def _columns(head: bytes, lines: Iterable[bytes]) -> tuple[list[float], dict[str, list[float]]]:
+    names = head.decode(errors="replace").strip().split(",")
+    rows = []
+    for line in lines:
+        cells = line.split(b",")
+        if len(cells) == len(names):
+            with contextlib.suppress(ValueError):
+                rows.append(list(map(float, cells)))
+    if names[0] != _TIME or not rows:
+        return [], {}
+    times, *columns = map(list, zip(*rows, strict=True))
+    return times, dict(zip(names[1:], columns, strict=True))

@@ -33,6 +33,7 @@ ALLOWED = {
         *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "plugin", "run", "templates"),
         "verl_keys",
     },
+    "report": {"checkpoint", "config", "errors", "launch", "report", "run", "text_table"},
     "sandbox": {
         *("config", "errors", "hints", "launch", "locking", "packages", "run", "sandbox", "templates", "text_table"),
     },

@@ -75,6 +75,7 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
                     "role": node.role,
                     "first_node": node.first,
                     "head": node.head,
+                    "stages": list(node.stages),
                     "optimizer_gb": _r(node.optimizer_gb),
                     "parked_gb": _r(node.parked_gb),
                     "pinned_gradients_gb": _r(node.pinned_gradients_gb),

@@ -8,10 +8,22 @@ import shlex
 TARGETS = {
     **{
         verb: verb
-        for verb in ("submit", "plan", "doctor", "status", "logs", "explain", "checkpoints", "resume", "cancel")
+        for verb in (
+            "submit",
+            "plan",
+            "doctor",
+            "status",
+            "logs",
+            "explain",
+            "checkpoints",
+            "resume",
+            "cancel",
+            "export",
+        )
     },
     "image build": "image",
     "prepare data": "data",
+    "prepare model": "model",
 }
 
 _by_make = False

@@ -118,6 +118,13 @@ OF_DATA = (
         "WITH_PYTHON", "Python that does the work, with pyarrow, datasets, transformers; default: `make runtime`'s"
     ),
 )
+STEP = Variable("STEP", "step whose checkpoint is meant; default: the newest complete one")
+OF_MODEL = (
+    Variable("MODEL_PATH", "directory with the model, in Hugging Face form"),
+    Variable("MODEL", "the kit's name of the model that it should be, e.g. dsv4-pro"),
+    Variable("HASHES", "file with the files' sha256 sums, or hub for those in a hub's cache; every byte is then read"),
+    Variable("PROXY", "directory to be made, with the first four layers: what MODEL=dsv4-pro-4l trains"),
+)
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
@@ -128,12 +135,14 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
     "prepare data": OF_DATA,
+    "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, FOLLOW),
     "status": (RUN,),
     "logs": (RUN, SEGMENT, FOLLOW),
     "explain": (RUN,),
     "checkpoints": (RUN,),
     "cancel": (RUN,),
+    "export": (RUN, STEP, DRY_RUN),
 }
 
 

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit runs status report logs explain checkpoints resume cancel image data test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report logs explain checkpoints resume cancel export image data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -22,7 +22,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
 $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
 # The kit knows what its verbs take; the other targets take these.
-KIT_TARGETS := submit plan doctor status logs explain checkpoints resume cancel image data
+KIT_TARGETS := submit plan doctor runs status report logs explain checkpoints resume cancel export image data model
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
 OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
@@ -76,11 +76,17 @@ resume: setup  ## go on with a run, or extend it [RUN= STEPS= FROM_STEP= FORGET_
 cancel: setup  ## end a run; what is saved stays [RUN=]
 	@$(KIT) --make cancel
 
+export: setup  ## a checkpoint as a directory that vLLM and transformers load [RUN= STEP=]
+	@$(KIT) --make export
+
 image: setup  ## build a container image and its squashfs: make image HW=cpu [IMAGE= ENGINE= BASE_IMAGE= VERL_SHA= ...]
 	@$(KIT) --make image build
 
 data: setup  ## a data set in verl's columns: make data DATA=gsm8k FORMAT=grpo OUT=DIR [FROM=LOCAL_COPY TOKENIZER=DIR ...]
 	@$(KIT) --make prepare data
+
+model: setup  ## is a local model whole: make model MODEL_PATH=DIR [MODEL=dsv4-pro HASHES=FILE PROXY=DIR]
+	@$(KIT) --make prepare model
 
 runtime: setup  ## install what HW=cpu trains with: torch, vLLM, verl, Ray (about 3 GB, once) [TORCH_INDEX=]
 	@TORCH_INDEX="$${DSV4KIT_MAKE_TORCH_INDEX:-$$TORCH_INDEX}" $(VENV)/bin/python -c 'from dsv4kit.sandbox.runtime import runtime_python; runtime_python()'

@@ -20,10 +20,12 @@ TARGETS = {
             "checkpoints",
             "resume",
             "cancel",
+            "export",
         )
     },
     "image build": "image",
     "prepare data": "data",
+    "prepare model": "model",
 }
 
 _by_make = False

@@ -189,6 +189,18 @@ def step_directories(directory: Path) -> list[Path]:
     return [directory / name for _, name in steps]
 
 
+def actor_directory(step_directory: Path) -> Path:
+    """Where a step of GRPO keeps the trained model."""
+    return step_directory / _ROLES[0]
+
+
+def weight_bytes(directory: Path) -> int:
+    """Bytes of the weights directly in `directory`: FSDP's shards of the model, or a Hugging Face directory's files."""
+    shards = (name for name in os.listdir(directory) if name.endswith((".safetensors", ".bin", ".pt")))
+    wanted = (name for name in shards if not name.endswith(".pt") or name.startswith(f"{_FSDP_PREFIX['model']}_"))
+    return sum((directory / name).stat().st_size for name in wanted)
+
+
 def inspect_step(
     path: Path, expected_contents: Collection[str] | None = None, data_ranks: int | None = None
 ) -> StepState:

@@ -25,6 +25,7 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
     `install` puts in place whatever is missing; without it (a dry run) nothing is touched.
     """
     from dsv4kit.feasibility import site_files
+    from dsv4kit.launch import mounts
     from dsv4kit.launch.slurm import Slurm
     from dsv4kit.sandbox import runtime
     from dsv4kit.sandbox.cluster import Sandbox, SandboxSpec
@@ -53,7 +54,8 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
     submission.run.path.parent.mkdir(parents=True, exist_ok=True)
     if running is None:
         print(f"sandbox: starting Slurm with {spec.nodes} nodes on this machine", flush=True)
-    running = Sandbox.up(spec, share=[submission.run.path.parent, programs, assets])
+    named = mounts.read_only(submission.resolved.settings)
+    running = Sandbox.up(spec, share=[submission.run.path.parent, programs, assets, *map(Path, named)])
     return _with(submission, Slurm(running.client_env), python, assets)
 
 

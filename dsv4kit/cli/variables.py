@@ -139,6 +139,13 @@ OF_DATA = (
         "WITH_PYTHON", "Python that does the work, with pyarrow, datasets, transformers; default: `make runtime`'s"
     ),
 )
+STEP = Variable("STEP", "step whose checkpoint is meant; default: the newest complete one")
+OF_MODEL = (
+    Variable("MODEL_PATH", "directory with the model, in Hugging Face form"),
+    Variable("MODEL", "the kit's name of the model that it should be, e.g. dsv4-pro"),
+    Variable("HASHES", "file with the files' sha256 sums, or hub for those in a hub's cache; every byte is then read"),
+    Variable("PROXY", "directory to be made, with the first four layers: what MODEL=dsv4-pro-4l trains"),
+)
 FORGET_NODES = Variable("FORGET_NODES", "use nodes again that the run has found bad", flag=True)
 FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: start over")
 FORMAT_OF_REPORT = Variable("FORMAT", "html (default), md or json")
@@ -161,6 +168,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
     "prepare data": OF_DATA,
+    "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),
     "runs": (STATE, MATCH, SORT, JSON),
     "status": (RUN, JSON),
@@ -169,6 +177,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "explain": (RUN,),
     "checkpoints": (RUN,),
     "cancel": (RUN, JSON),
+    "export": (RUN, STEP, DRY_RUN),
 }
 
 

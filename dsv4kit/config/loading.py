@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from dsv4kit import yaml_text
 from dsv4kit.config.paths import HERE, ROOT, SITES
-from dsv4kit.config.schema import Hardware, Settings
+from dsv4kit.config.schema import Geometry, Hardware, Settings
 from dsv4kit.config.section import Section, problem
 from dsv4kit.config.tree import Tree, assign, merge
 from dsv4kit.errors import UserError, nearest
@@ -30,6 +30,12 @@ class _Machine(Section):
     """What every file of a hardware has to say."""
 
     hardware: Hardware
+
+
+class _Shaped(Section):
+    """Of a model's file, what it looks like."""
+
+    geometry: Geometry | None = None
 
 
 # Keys of the files that are not settings.
@@ -144,6 +150,15 @@ def hardware_of(name: str) -> Hardware:
     tree = load_yaml(path)
     machine = {"hardware": tree.get("hardware")}
     return validate(_Machine, machine, dict.fromkeys(["hardware", *_dotted(machine)], _shown(path))).hardware
+
+
+def geometry_of(model: str) -> Geometry | None:
+    """The shape of a model by its name; None where its file has none."""
+    tree: Tree = {}
+    sources: dict[str, str] = {}
+    for path, layer in _with_bases(find("models", model, "MODEL")).items():
+        tree = merge(tree, {"geometry": layer.get("model", {}).get("geometry", {})}, _shown(path), sources)
+    return validate(_Shaped, tree, sources).geometry if tree.get("geometry") else None
 
 
 def load_settings(hardware: str, model: str, recipe: str, overrides: Sequence[Override] = ()) -> Resolved:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
+from dsv4kit import hints
 from dsv4kit.feasibility.case import Case, Refusal
+from dsv4kit.weights import model_check
 
 
 def readable(case: Case) -> Iterator[Refusal]:
@@ -30,6 +33,20 @@ def _problem(key: str, path: str) -> str | None:
     if key == "model.path" and not os.path.isfile(os.path.join(path, "config.json")):
         return " is not a model in Hugging Face form, which has a config.json"
     return None
+
+
+def whole_model(case: Case) -> Iterator[Refusal]:
+    """What the nodes would find out an hour later: weights that are not all there, or a model of another shape."""
+    path, geometry = case.settings.model.path, case.settings.model.geometry
+    if path is None or not os.path.isfile(os.path.join(path, "config.json")):
+        return
+    directory, said = Path(path), case.sources.get("model.path", "model.path")
+    if geometry is not None:
+        for problem in model_check.shape_problems(model_check.config_of(directory), geometry.model_dump()):
+            yield Refusal("model.path", path, said, f"{directory / 'config.json'}: {problem}")
+    if (directory / model_check.INDEX).exists() and (absent := model_check.absent(directory)):
+        why = f"{absent[0]} of {model_check.INDEX} is missing ({len(absent)} files are)"
+        yield Refusal("model.path", path, said, why, f"`{hints.command('prepare model', MODEL_PATH=path)}` shows all")
 
 
 def data(case: Case) -> Iterator[Refusal]:

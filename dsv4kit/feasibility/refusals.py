@@ -43,7 +43,13 @@ OF_SETTINGS: tuple[Rule, ...] = (
     verl_rules.clashes,
 )
 # Rules that also read something else: the image, the user's files, verl's own configuration.
-OF_FILES: tuple[Rule, ...] = (image_rules.fits, file_rules.readable, file_rules.data, verl_rules.known_keys)
+OF_FILES: tuple[Rule, ...] = (
+    image_rules.fits,
+    file_rules.readable,
+    file_rules.whole_model,
+    file_rules.data,
+    verl_rules.known_keys,
+)
 
 RULES: tuple[Rule, ...] = (*OF_SETTINGS, *OF_FILES)
 

@@ -26,7 +26,7 @@ def of(settings: Settings, site: Site, run: RunDir) -> list[str]:
     wanted: dict[str, bool] = {}
     for path in written:
         wanted |= dict.fromkeys(_with_targets([path]), True)
-    for path in _with_targets(_read(settings)):
+    for path in _with_targets(read_only(settings)):
         wanted.setdefault(path, False)
     sites = [_full(mount) for mount in site.container.mounts]
     covered = {_source(mount): not mount.endswith(":ro") for mount in sites if _source(mount) == mount.split(":")[1]}
@@ -42,7 +42,7 @@ def of(settings: Settings, site: Site, run: RunDir) -> list[str]:
     return [*sites, *own]
 
 
-def _read(settings: Settings) -> Iterator[str]:
+def read_only(settings: Settings) -> Iterator[str]:
     """Paths the trainer only reads; files by their directory."""
     yield from filter(None, [settings.model.path, settings.checkpoint.dist_checkpoint_path])
     files = [*(settings.data.train_files or []), *(settings.data.val_files or [])]

@@ -28,11 +28,13 @@ from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
 
 _POLL_S = 0.25
-_MEASURE_S = 300
 
 
 class NodeVisit:
-    """One node's part."""
+    """One node's part. `work`, for messages: what `spec.module` does; it may take `limit_s` seconds."""
+
+    work = "the measurement"
+    limit_s = 300.0
 
     def __init__(self, run: RunDir) -> None:
         self.spec = NodeSpec.load(run)
@@ -60,7 +62,7 @@ class NodeVisit:
         """Node 0: waits for all, measures, and writes what the batch script reads."""
         try:
             self.launcher.bring_up(self.report, 0, self._watch)
-            problem = self._measure()
+            problem = self._work()
         except AttemptError as error:
             problem = "; ".join(error.evidence.lines)
         write_json(self.attempt.files.doctor_file, {"problem": problem})
@@ -78,11 +80,11 @@ class NodeVisit:
             raise AttemptError("", off)
         return seen
 
-    def _measure(self) -> str:
+    def _work(self) -> str:
         argv = driver.command(self.spec, 0, 0, self.launcher.runner(self.report))
         log = self.attempt.files.driver_log
         process = processes.start(argv, self.launcher.driver_env(self.report), log, self.attempt.dir)
-        deadline = time.monotonic() + _MEASURE_S
+        deadline = time.monotonic() + self.limit_s
         while process.poll() is None and time.monotonic() < deadline and not self.launcher.interrupted():
             time.sleep(_POLL_S)
         try:
@@ -93,10 +95,10 @@ class NodeVisit:
         if status == 0:
             return ""
         lines = self.launcher.evidence().lines or tail(log, 2)
-        return f"the measurement failed: {' / '.join(lines)}"
+        return f"{self.work} failed: {' / '.join(lines)}"
 
     def follow(self) -> None:
-        """Another node: takes part in the measurement, until it is over."""
+        """Another node: takes part in the work, until it is over."""
         while not self.attempt.over:
             if not self.report.problems:
                 self.launcher.tend(self.report)
@@ -105,11 +107,16 @@ class NodeVisit:
 
 def visit(run_dir: str) -> None:
     """What submitit runs on every node."""
-    print(f"{os.uname().nodename}: doctor, Python {sys.version.split()[0]}", flush=True)
+    make(NodeVisit, run_dir)
+
+
+def make(kind: type[NodeVisit], run_dir: str) -> None:
+    """A visit of that kind, from its beginning to its end."""
+    print(f"{os.uname().nodename}: {kind.work}, Python {sys.version.split()[0]}", flush=True)
     processes.adopt_orphans()
     here = None
     try:
-        here = NodeVisit(RunDir(Path(run_dir)))
+        here = kind(RunDir(Path(run_dir)))
         if here.attempt.leads:
             here.lead()
         else:

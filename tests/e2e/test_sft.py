@@ -1,4 +1,7 @@
-"""SFT for real: Slurm, torchrun, verl's SFT trainer on two nodes, and a way back to where an epoch ended."""
+"""SFT for real: Slurm, torchrun, verl's SFT trainer on two nodes, and a way back to where an epoch ended.
+
+From a file of JSON lines to text from the exported model, by the commands of docs/from-data-to-a-served-model.md.
+"""
 
 import json
 import subprocess
@@ -10,14 +13,26 @@ from user import Kit
 from dsv4kit.run import metrics
 
 HERE = Path(__file__).parent
-# 256 toy conversations in batches of 64: 4 steps are one epoch.
+# 256 conversations in batches of 64: 4 steps are one epoch.
 SIZES = ("--recipe=sft", "--save-freq=2", "--set=data.train_batch_size=64", "--steps=6", "--segment-steps=6")
 
 
 @pytest.fixture(scope="module")
-def whole(kit: Kit) -> str:
+def data(kit: Kit) -> Path:
+    """A user's own questions and answers, in the columns verl reads."""
+    rows = [{"question": f"What is {n} plus 1?", "answer": f"One more is {n + 1}."} for n in range(256)]
+    own = kit.root / "mine.jsonl"
+    own.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = kit("prepare", "data", f"--data={own}", "--format=sft", f"--out={kit.root / 'data'}")
+    assert done.returncode == 0, done.stdout
+    assert "train: 256 rows of 256 read, form sft" in done.stdout
+    return kit.root / "data"
+
+
+@pytest.fixture(scope="module")
+def whole(kit: Kit, data: Path) -> str:
     """6 steps in one segment."""
-    return kit.run("sft", *SIZES)
+    return kit.run("sft", *SIZES, f"--train-file={data / 'train.parquet'}")
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +90,26 @@ def test_the_weights_are_those_of_an_uninterrupted_run(kit: Kit, again: str) -> 
     difference = json.loads(done.stdout)
     assert difference["tensors"] > 50
     assert (difference["model"], difference["optim"]) == (0.0, 0.0)
+
+
+def test_an_exported_step_has_the_checkpoints_weights_and_speaks(kit: Kit, again: str) -> None:
+    import yaml
+
+    done = kit("export", "sft", "--step=4")
+    assert done.returncode == 0, done.stdout
+    model = kit.runs / "sft" / "exports" / "sft-step4" / "model"
+    assert f"`vllm serve {model}` serves it" in done.stdout
+    python = yaml.safe_load((kit.runs / "sft" / "run.yaml").read_text())["python"]
+    plugin = {"PYTHONPATH": str(HERE.parents[1]), "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCHDYNAMO_DISABLE": "1"}
+    words = [python, HERE / "compare_export.py", kit.runs / "sft" / "checkpoints" / "global_step_4", model]
+    environment = {**kit.env, **plugin, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    ran = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found["tensors"] > 20
+    assert found["differing"] == []
+    assert "What is 3 plus 4?" in found["chat"]
+    assert found["lengths"] == [8]
+    done = kit("export", "sft", "--step=4")
+    assert done.returncode == 2
+    assert f"STEP=4: is exported already: {model}" in done.stdout

@@ -1,5 +1,6 @@
 """The batch scripts of the example sites, as text a cluster engineer reviews, and as programs."""
 
+import dataclasses
 import os
 import shlex
 import subprocess
@@ -11,8 +12,12 @@ import pytest
 
 from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
+from dsv4kit.launch.export import Export
 from dsv4kit.launch.render import SegmentScript, conclude_text
+from dsv4kit.launch.slurm import Slurm
 from dsv4kit.run.directory import RunDir
+from dsv4kit.run.export import HUGGING_FACE, ExportRequest
+from dsv4kit.run.node_spec import NodeSpec
 
 HERE = Path(__file__).parent
 PAYLOAD = "python3 -u -m submitit.core._submit /shared/runs/first/segments/0001/submitit"
@@ -51,7 +56,19 @@ def test_the_script_of_an_example_site(name: str, golden: Callable[[str, str], N
     golden(f"site-{name}.sbatch", script(load_site(name), *EXAMPLES[name]).render(PAYLOAD))
 
 
-@pytest.mark.parametrize("name", [f"site-{name}.sbatch" for name in [*sorted(EXAMPLES), "bwrap"]])
+def test_the_script_of_an_export(golden: Callable[[str, str], None]) -> None:
+    made = script(load_site("example-gb200-pyxis"), *EXAMPLES["example-gb200-pyxis"])
+    spec = dataclasses.replace(
+        NodeSpec.load(RunDir(HERE.parent / "data" / "run-of-03a24f3")), checkpoint_dir="/ckpts/p"
+    )
+    request = ExportRequest("/ckpts/p/global_step_20/actor", HUGGING_FACE, "huggingface")
+    wanted = Export(made.run, 20, request, made.settings, made.site, "python3", spec, 851_000_000_000, Slurm())
+    text = wanted.script().render(PAYLOAD)
+    assert "  /ckpts/p:/ckpts/p" in lines(text, "  ")
+    golden("export.sbatch", text)
+
+
+@pytest.mark.parametrize("name", ["export.sbatch", *(f"site-{name}.sbatch" for name in [*sorted(EXAMPLES), "bwrap"])])
 def test_shellcheck_has_nothing_to_say(name: str) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, HERE / name], capture_output=True, text=True)

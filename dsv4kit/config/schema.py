@@ -84,6 +84,17 @@ class Hardware(Section):
     nvlink_domain_gpus: PositiveInt | None = Field(default=None, description="GPUs that reach each other over NVLink")
     sm_architecture: PositiveInt | None = Field(default=None, description="compute capability, 90 for 9.0")
     cpu_architecture: Literal["x86_64", "aarch64"] | None = Field(default=None, description="as `uname -m` says")
+    peak_bf16_tflops: PositiveFloat | None = Field(
+        default=None, description="dense bf16 of one GPU, as marketed; here and in the next four null: an H100's"
+    )
+    hbm_tb_per_s: PositiveFloat | None = Field(default=None, description="bandwidth of one GPU's memory, TB/s")
+    nvlink_gb_per_s: PositiveFloat | None = Field(
+        default=None, description="of one GPU within its NVLink domain, one direction, GB/s"
+    )
+    network_gb_per_s: PositiveFloat | None = Field(default=None, description="of one GPU out of its node, GB/s")
+    host_link_gb_per_s: PositiveFloat | None = Field(
+        default=None, description="between one GPU and host memory, one direction, GB/s"
+    )
     pinned_counts_as_used: bool = Field(
         default=True, description="whether the `used` of the usual tools includes pinned memory here"
     )
@@ -157,6 +168,9 @@ class Data(Section):
     train_batch_size: PositiveInt = Field(description="prompts of one step")
     max_prompt_length: PositiveInt
     max_response_length: PositiveInt
+    mean_response_length: PositiveInt | None = Field(
+        default=None, description="what the planner's times go by; null: the longest"
+    )
     seed: Annotated[int, Field(ge=0, le=2**32 - 1), WHOLE] = Field(
         description="order of the data; fixed, so that a resumed run sees the order it would have seen"
     )

@@ -35,6 +35,15 @@ def _in_settings(case: Case, found: Iterable[checks.Broken]) -> Iterator[Refusal
         yield case.refusal(broken.key, broken.value, broken.reason, broken.instead)
 
 
+def virtual_stages(case: Case) -> Iterator[Refusal]:
+    """Neither the planner's formulas nor the generated layout know more than one stage per rank."""
+    for prefix in ("actor_rollout_ref.actor.megatron", "engine"):
+        key = f"{prefix}.virtual_pipeline_model_parallel_size"
+        if case.verl(key) is not None:
+            why = "virtual stages are not planned for, and the layout the kit passes on has none"
+            yield case.refusal(f"verl.{key}", case.verl(key), why, "leave it out")
+
+
 def layout(case: Case) -> Iterator[Refusal]:
     """The layout string, the user's or the generated one."""
     asked = question(case.settings)

@@ -34,6 +34,7 @@ OF_SETTINGS: tuple[Rule, ...] = (
     planner_rules.of_model,
     *trainer_rules.RULES,
     planner_rules.of_nodes,
+    planner_rules.virtual_stages,
     planner_rules.layout,
     schedule_rules.segments,
     verl_rules.clashes,

@@ -15,7 +15,7 @@ from dsv4kit.plan.counted.rollout import RolloutMemory, rollout_memory
 from dsv4kit.plan.counted.segments import SegmentPlan, Timing, segment_plan
 from dsv4kit.plan.counted.shards import Share, layout_of, shares
 from dsv4kit.plan.counted.step_time import StepTime, step_time, transfer_s
-from dsv4kit.plan.fitted.calibrated import MEMORY, PUBLISHED, TIME, Point, extrapolated
+from dsv4kit.plan.fitted.calibrated import CARD, MEMORY, PUBLISHED, TIME, Point, extrapolated
 from dsv4kit.plan.verdict import Verdict, judge
 
 
@@ -30,7 +30,12 @@ class Memory(NamedTuple):
     @property
     def fullest_stage(self) -> StageMemory:
         """The stage whose GPUs need most."""
-        return max(self.stages, key=lambda stage: stage.need_gib)
+        return max(self.stages, key=lambda stage: (stage.need_gib, stage.training_gib))
+
+    @property
+    def training_gib(self) -> float:
+        """What the update takes on the fullest GPU."""
+        return max(stage.training_gib for stage in self.stages)
 
     @property
     def fullest_node(self) -> NodeMemory:
@@ -53,6 +58,12 @@ class Plan(NamedTuple):
     memory_extrapolated: tuple[str, ...]
     step_extrapolated: tuple[str, ...]
 
+    @property
+    def steady_interval_s(self) -> tuple[float, float]:
+        """What a steady step is believed to take, at least and at most."""
+        error = self.coefficients.of("time_error_extrapolated" if self.step_extrapolated else "time_error_measured")
+        return self.step.steady_s * (1 - error), self.step.steady_s * (1 + error)
+
 
 def memory_of(q: Question, c: Coefficients) -> Memory:
     """Memory of every stage, node and rollout worker."""
@@ -60,7 +71,7 @@ def memory_of(q: Question, c: Coefficients) -> Memory:
     rollout = rollout_memory(q.geometry, q.hardware, q.rollout, q.work, q.parallel.world, c) if q.rollout else None
     return Memory(
         shares=held,
-        stages=tuple(stage_memory(q, share, c) for share in held),
+        stages=tuple(stage_memory(q, share, c, rollout.weights_gb if rollout else 0.0) for share in held),
         nodes=node_memory(q, held, c, rollout.weights_gb if rollout else 0.0),
         rollout=rollout,
     )
@@ -99,6 +110,7 @@ def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) 
     checkpoint = checkpoint_size(q)
     cold, warm = (_segments(q, step, checkpoint, c, warm=warm) for warm in (False, True))
     segment = warm if q.schedule.warm_jit else cold
+    kin = c.kin("decode_s_per_token", q.hardware.name)
     return Plan(
         question=q,
         coefficients=c,
@@ -109,6 +121,6 @@ def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) 
         segment=segment,
         segment_warm=warm,
         verdict=judge(q, memory.stages, memory.nodes, memory.rollout, segment, c),
-        memory_extrapolated=extrapolated(q, points, MEMORY),
-        step_extrapolated=extrapolated(q, points, TIME),
+        memory_extrapolated=extrapolated(q, points, MEMORY, kin),
+        step_extrapolated=extrapolated(q, (*points, CARD), TIME, kin),
     )

@@ -6,6 +6,7 @@ import re
 
 from dsv4kit.config import schema, time_limit
 from dsv4kit.errors import UserError
+from dsv4kit.plan.considered import not_considered
 from dsv4kit.plan.counted.geometry import ModelShape
 from dsv4kit.plan.counted.inputs import (
     ActorSplit,
@@ -15,10 +16,16 @@ from dsv4kit.plan.counted.inputs import (
     RecipeKind,
     RolloutSplit,
     RunLength,
+    Training,
     Work,
 )
 
 _DIST_KEY = "actor_rollout_ref.actor.megatron.use_dist_checkpointing"
+_ACTOR = "actor_rollout_ref.actor"
+_EPOCHS, _MINI_BATCH = f"{_ACTOR}.ppo_epochs", f"{_ACTOR}.ppo_mini_batch_size"
+_DYNAMIC = {"grpo": f"{_ACTOR}.use_dynamic_bsz", "sft": "data.use_dynamic_bsz"}
+_MICRO_BATCH = {"grpo": f"{_ACTOR}.ppo_micro_batch_size_per_gpu", "sft": "data.micro_batch_size_per_gpu"}
+_BUCKET = "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes"
 _THRESHOLD = re.compile(r"pinned_max_round_threshold_mb:(\d+)")
 
 
@@ -49,7 +56,8 @@ def question(settings: schema.Settings) -> Question | None:
             sequences=data.train_batch_size * samples,
             prompt_tokens=data.max_prompt_length,
             response_tokens=data.max_response_length,
-            micro_batch_tokens=actor.micro_batch_tokens or -(-longest // actor.context_parallel_size),
+            micro_batch_tokens=_micro_batch_tokens(settings, recipe, longest),
+            mean_response_tokens=_mean(data),
         ),
         layout=actor.layout,
         mtp=actor.mtp,
@@ -75,7 +83,47 @@ def question(settings: schema.Settings) -> Question | None:
             time_limit_s=time_limit.seconds(settings.schedule.time),
         ),
         env=tuple(settings.env.items()),
+        training=_training(settings, recipe),
+        not_considered=tuple(not_considered(settings.verl)),
     )
+
+
+def _mean(data: schema.Data) -> int | None:
+    if data.mean_response_length and data.mean_response_length > data.max_response_length:
+        raise UserError(
+            f"data.mean_response_length={data.mean_response_length}: above data.max_response_length="
+            f"{data.max_response_length}"
+        )
+    return data.mean_response_length
+
+
+def _micro_batch_tokens(settings: schema.Settings, recipe: RecipeKind, longest: int) -> int:
+    """Tokens of a micro-batch on one rank; where verl does not pack by tokens, so many of the longest sequences."""
+    actor, verl = settings.parallel.actor, settings.verl
+    share = -(-longest // actor.context_parallel_size)
+    if verl.get(_DYNAMIC[recipe]) is False:
+        size = verl.get(_MICRO_BATCH[recipe])
+        return (size if isinstance(size, int) and size > 0 else 1) * share
+    return actor.micro_batch_tokens or share
+
+
+def _training(settings: schema.Settings, recipe: RecipeKind) -> Training:
+    """What raw keys of verl's make a step do."""
+    verl = settings.verl
+    training = Training(recompute=settings.engine.full_recompute)
+    if recipe == "sft":
+        return training
+    epochs, mini, every = (verl.get(key) for key in (_EPOCHS, _MINI_BATCH, "trainer.test_freq"))
+    return training._replace(
+        epochs=_positive(epochs) or 1,
+        updates=max(1, settings.data.train_batch_size // (_positive(mini) or settings.data.train_batch_size)),
+        reference=bool(verl.get(f"{_ACTOR}.use_kl_loss") or verl.get("algorithm.use_kl_in_reward")),
+        validate_every=_positive(every),
+    )
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _ratios(geometry: schema.Geometry) -> tuple[int, ...]:
@@ -92,6 +140,13 @@ def _hardware(hardware: schema.Hardware) -> NodeKind:
         raise UserError(
             f"hardware {hardware.name}: the planner needs hbm_usable_gib, memory_per_numa_node_gb and cpu_architecture"
         )
+    given = {
+        "tflops": hardware.peak_bf16_tflops,
+        "hbm_tb_per_s": hardware.hbm_tb_per_s,
+        "nvlink_gb_per_s": hardware.nvlink_gb_per_s,
+        "network_gb_per_s": hardware.network_gb_per_s,
+        "host_link_gb_per_s": hardware.host_link_gb_per_s,
+    }
     return NodeKind(
         name=hardware.name,
         gpus_per_node=hardware.gpus_per_node,
@@ -102,6 +157,7 @@ def _hardware(hardware: schema.Hardware) -> NodeKind:
         sm_architecture=hardware.sm_architecture or 0,
         cpu_numa_nodes=tuple(hardware.cpu_numa_nodes),
         pinned_counts_as_used=hardware.pinned_counts_as_used,
+        **{name: value for name, value in given.items() if value is not None},
     )
 
 
@@ -115,6 +171,8 @@ def _rollout(settings: schema.Settings) -> RolloutSplit:
         max_batched_tokens=rollout.max_num_batched_tokens,
         # verl puts vLLM to sleep with its weights kept on the host when MTP drafts tokens (vllm_async_server.py).
         sleep_level=1 if settings.parallel.actor.mtp else 2,
+        max_sequences=settings.rollout.max_num_seqs,
+        bucket_mb=_positive(settings.verl.get(_BUCKET)) or 512,
     )
 
 

@@ -18,7 +18,7 @@ _MAX_UTILIZATION = 0.7
 
 
 class Lever(NamedTuple):
-    """One change: how to make it, and what the fullest GPU and node would then hold."""
+    """One change: how to make it, and what the fullest GPU (in the update) and node would then hold."""
 
     change: str
     setting: str
@@ -56,7 +56,7 @@ def _rank(word: Word) -> int:
 
 def memory_word(memory: Memory, c: Coefficients) -> Word:
     """Verdict on memory alone."""
-    words: list[Word] = [gpu_word(stage, c) for stage in memory.stages]
+    words: list[Word] = [gpu_word(stage) for stage in memory.stages]
     words += [host_word(node, c) for node in memory.nodes]
     if memory.rollout and not memory.rollout.fits:
         words.append("no")
@@ -70,8 +70,8 @@ def _effect(plan: Plan, change: str, q: Question, c: Coefficients) -> Lever | No
         after = memory_of(q, c)
     except UserError:  # not a legal change here
         return None
-    gpu, host = after.fullest_stage.need_gib, _host_gb(after)
-    gpu_change, host_change = gpu - before.fullest_stage.need_gib, host - _host_gb(before)
+    gpu, host = after.training_gib, _host_gb(after)
+    gpu_change, host_change = gpu - before.training_gib, host - _host_gb(before)
     roomier = bool(after.rollout and before.rollout and after.rollout.kv_tokens > before.rollout.kv_tokens)
     if gpu_change > -0.5 and host_change > -1 and not roomier:
         return None

@@ -43,6 +43,8 @@ def _changes(before: Question, after: Question) -> Iterator[tuple[str, object]]:
             "parallel.actor.micro_batch_tokens",
             None if tokens == -(-after.work.sequence_tokens // new.context) else tokens,
         )
+    if after.training.recompute != before.training.recompute:
+        yield "engine.full_recompute", after.training.recompute
     yield from _optimizer(before, after)
     yield from _rollout(before, after)
 

@@ -18,7 +18,7 @@ from dsv4kit.plan.counted.inputs import Question, RolloutSplit
 from dsv4kit.plan.counted.layout import max_pipeline
 from dsv4kit.plan.counted.rollout import rollout_memory
 from dsv4kit.plan.counted.shards import layout_of
-from dsv4kit.plan.counted.step_time import pipeline_work, step_time
+from dsv4kit.plan.counted.step_time import step_time
 from dsv4kit.plan.levers import memory_word
 from dsv4kit.plan.verdict import Word
 
@@ -37,14 +37,13 @@ class Candidate(NamedTuple):
     gpu_need_gib: float
     host_physical_gb: float
     steady_s: float
-    pipeline_work: float
     imbalance: float
 
     @property
     def rank(self) -> tuple[float, ...]:
         """Lower is better."""
         short = self.gpu_need_gib if self.verdict == "no" else 0.0
-        return _WORDS.index(self.verdict), short, round(self.steady_s), self.pipeline_work, self.imbalance
+        return _WORDS.index(self.verdict), short, round(self.steady_s), self.imbalance
 
 
 def divisors(number: int) -> list[int]:
@@ -85,7 +84,6 @@ def candidate(q: Question, c: Coefficients) -> Candidate:
         gpu_need_gib=max(needs),
         host_physical_gb=memory.fullest_node.physical_gb,
         steady_s=step_time(q, memory.shares, c).steady_s,
-        pipeline_work=pipeline_work(q, memory.shares),
         imbalance=max(needs) * len(needs) / sum(needs),
     )
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
 from dsv4kit.plan.counted.gpu_memory import StageMemory
+from dsv4kit.plan.counted.gpu_phases import ROLLOUT
 from dsv4kit.plan.counted.host_memory import NodeMemory
 from dsv4kit.plan.counted.inputs import Question
 from dsv4kit.plan.counted.rollout import RolloutMemory
@@ -39,18 +40,19 @@ def worst(words: Sequence[Word]) -> Word:
     return max(words, key=_ORDER.index, default="fit")
 
 
-def gpu_word(stage: StageMemory, c: Coefficients) -> Word:
-    """Verdict on one stage."""
-    if stage.used_share > c.of("gpu_no_above"):
+def gpu_word(stage: StageMemory) -> Word:
+    """Verdict on one stage: `tight` where the interval of a phase crosses what the GPU has."""
+    if any(phase.low_gib > stage.limit_gib for phase in stage.phases):
         return "no"
-    return "fit" if stage.used_share < c.of("gpu_fit_below") else "tight"
+    return "fit" if all(phase.high_gib <= stage.limit_gib for phase in stage.phases) else "tight"
 
 
 def host_word(node: NodeMemory, c: Coefficients) -> Word:
     """Verdict on one kind of node."""
     if node.used_share > 1:
         return "no"
-    return "fit" if node.used_share < c.of("host_fit_below") else "tight"
+    crosses = node.physical_gb + node.spread_gb[1] > node.limit_gb
+    return "tight" if crosses or node.used_share >= c.of("host_fit_below") else "fit"
 
 
 def judge(
@@ -63,19 +65,14 @@ def judge(
 ) -> Verdict:
     """The verdict over all of it."""
     found: list[tuple[Word, str]] = []
-    stage = max(stages, key=lambda s: s.need_gib)
-    found.append(
-        (
-            gpu_word(stage, c),
-            f"GPU: stage {stage.share.stage} ({stage.share.label}) needs {stage.need_gib:.0f} of"
-            f" {stage.limit_gib:.0f} GiB ({stage.used_share:.0%})",
-        )
-    )
+    stage = max(stages, key=lambda s: (_ORDER.index(gpu_word(s)), s.need_gib, s.training_gib))
+    found.append((gpu_word(stage), _gpu_reason(stage)))
     node = max(nodes, key=lambda n: n.physical_gb)
     found.append(
         (
             host_word(node, c),
-            f"host: {node.role} holds {node.physical_gb:.0f} of {node.limit_gb:.0f} GB ({node.used_share:.0%})",
+            f"host: {node.role} holds {node.physical_gb:.0f} of {node.limit_gb:.0f} GB"
+            f" ({node.physical_gb - node.spread_gb[0]:.0f} to {node.physical_gb + node.spread_gb[1]:.0f})",
         )
     )
     if q.levers.object_store_gib * GIB / GB > node.limit_gb:
@@ -101,6 +98,17 @@ def judge(
     word = worst([w for w, _ in found])
     shown = [text for w, text in found if w == word] if word != "fit" else [text for _, text in found]
     return Verdict(word, tuple(shown), _warnings(q, segment, nodes))
+
+
+def _gpu_reason(stage: StageMemory) -> str:
+    phase = max(stage.phases, key=lambda p: (p.low_gib > stage.limit_gib, p.high_gib > stage.limit_gib, p.need_gib))
+    text = (
+        f"GPU: stage {stage.share.stage} ({stage.share.label}) needs {phase.need_gib:.0f} of {stage.limit_gib:.0f} GiB"
+        f" ({phase.low_gib:.0f} to {phase.high_gib:.0f}) in phase {phase.name}"
+    )
+    if phase.name == ROLLOUT and phase.high_gib > stage.limit_gib:
+        text += ": gpu_memory_utilization leaves no room for the trainer's context, vLLM's start-up check fails"
+    return text
 
 
 def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
@@ -129,7 +137,10 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
             " end early, and there are more of them"
         )
     if q.contents and "optimizer" not in q.contents and q.schedule.steps > segment.steps:
-        found.append("checkpoints without optimizer lose precision at every segment boundary, see checkpoint.note")
+        found.append(
+            "checkpoints without the optimizer lose precision at every segment boundary;"
+            " SET=checkpoint.contents=[model,optimizer,extra] does not"
+        )
     env = dict(q.env)
     if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
         found.append("NCCL_CUMEM_ENABLE=0 turns NVLink between nodes off, silently (NCCL mnnvl.cc)")

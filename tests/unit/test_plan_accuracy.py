@@ -23,7 +23,8 @@ from dsv4kit.plan.counted.checkpoint_size import checkpoint_size
 from dsv4kit.plan.counted.host_memory import pinned_factor
 from dsv4kit.plan.counted.inputs import ActorSplit, Levers, Question, RolloutSplit, Work
 from dsv4kit.plan.counted.rollout import rollout_memory
-from dsv4kit.plan.counted.step_time import pipeline_work
+
+ROLLOUT_8 = RolloutSplit(1, 8, 8)
 
 
 def plan(question):
@@ -209,14 +210,27 @@ def test_step_times_as_published():
     assert gb200.first_s == pytest.approx(1991, rel=0.05)
 
 
-def test_references_of_the_training_time_are_those_runs_own():
-    for question, name in ((PRO_H100, "h100"), (PRO_GB200, "gb200")):
-        shares = plan(question).memory.shares
-        assert pipeline_work(question, shares) == pytest.approx(
-            BUILT_IN.of("train_pipeline_reference", name), rel=0.001
-        )
-        state = max(share.state for share in shares)
-        assert state == pytest.approx(BUILT_IN.of("train_state_reference", name), rel=0.001)
+def test_the_parts_of_a_step_as_published():
+    h100, gb200 = plan(PRO_H100).step, plan(PRO_GB200).step
+    assert (h100.generation_s, h100.update_weights_s) == pytest.approx((280, 235), rel=0.02)
+    assert (gb200.generation_s, gb200.update_weights_s) == pytest.approx((500, 251), rel=0.02)
+
+
+def test_flash_sft_on_64_gb200_takes_what_nvidias_card_says():
+    card = flash_sft(GB200, 16, 4, mtp=True)._replace(
+        parallel=ActorSplit(16, 4, pipeline=4, expert=8, context=2),
+        work=Work(128, 512, 512, 512),
+        layout="Et*11|t*11|t*11|t*10mL",
+    )
+    assert plan(card).step.steady_s == pytest.approx(13.8, rel=0.02)
+    assert plan(card).step_extrapolated == ()
+
+
+def test_the_proxys_weight_update_as_published():
+    proxy = PRO_H100._replace(
+        geometry=first_layers(PRO, 4), layout=None, parallel=ActorSplit(2, 8, pipeline=1, expert=8), rollout=ROLLOUT_8
+    )
+    assert plan(proxy).step.update_weights_s == pytest.approx(8.3, rel=0.05)
 
 
 def test_no_extrapolation_is_presented_as_knowledge():

@@ -101,7 +101,7 @@ def test_rollout(rollout, words):
         ({"levers": Levers(offload_fraction=math.nan)}, "between 0 and 1"),
         ({"levers": Levers(gpu_state_bytes=4)}, "only fp32 (8) without precision_aware"),
         ({"levers": Levers(pinned_round_threshold_mb=0)}, "above 0"),
-        ({"layout": "Et*3|t*58mL"}, "do not divide over PP=32"),
+        ({"layout": "Et*3|t*58mL"}, "2 stages for PP=32; one each"),
     ],
 )
 def test_the_rest(changes, words):

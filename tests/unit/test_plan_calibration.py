@@ -64,7 +64,7 @@ def test_a_run_gives_back_the_constants_it_was_made_with(tmp_path):
     assert values["host_base_gb.aarch64"] == pytest.approx(75, abs=1)
     assert values["host_head_extra_gb.aarch64"] == pytest.approx(90, abs=1)
     assert values["gpu_context_gib.aarch64"] == pytest.approx(8, abs=0.1)
-    assert values["train_s.gb200"] == pytest.approx(360)
+    assert values["cpu_adam_s_per_parameter.gb200"] > BUILT_IN.of("cpu_adam_s_per_parameter", "gb200")
     assert values["first_step_extra_s.gb200"] == pytest.approx(1100)
 
     site = coefficients_for("rack")
@@ -98,7 +98,7 @@ def test_of_several_runs_the_highest_memory_and_the_latest_times_count(tmp_path)
         calibrate(run, PRO_H100, "here")
     fitted = coefficients_for("here").coefficients
     assert fitted.of("host_base_gb", "x86_64") == pytest.approx(95, abs=1)
-    assert fitted.of("train_s", "h100") == pytest.approx(160)
+    assert evaluate(PRO_H100, fitted).step.steady_s == pytest.approx(700)
     assert len(yaml.safe_load(path_of("here").read_text())["runs"]) == 2
 
 

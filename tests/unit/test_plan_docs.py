@@ -38,7 +38,7 @@ def lever_row(name):
         plan = evaluate(question, BUILT_IN)
         memory = plan.memory
         cells += [
-            f"{memory.fullest_stage.need_gib:.0f}",
+            f"{memory.training_gib:.0f}",
             f"{memory.fullest_node.physical_gb:.0f}",
             plan.verdict.verdict,
         ]

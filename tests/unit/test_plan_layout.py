@@ -79,9 +79,9 @@ def test_any_text_is_read_or_refused(text):
     assert "\n" not in refusal(text, LayoutRules(4, 10, 3, 0))
 
 
-def test_with_virtual_stages_the_kth_stands_on_rank_k_mod_pp():
-    stages = check("Et|t|t|tL", LayoutRules(2, 4, 1, 0))
-    assert [stage.layers for stage in stages] == [(0, 2), (1, 3)]
+def test_virtual_stages_are_refused_not_half_planned():
+    with pytest.raises(UserError, match="4 stages for PP=2; one each, virtual stages are neither passed on to verl"):
+        check("Et|t|t|tL", LayoutRules(2, 4, 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_with_virtual_stages_the_kth_stands_on_rank_k_mod_pp():
         ("Et*30|t*31L", LayoutRules(2, 61, 3, 1), "0 of m"),
         ("Et*30|t*30m|tL", LayoutRules(3, 61, 3, 1), "m stands after every t"),
         ("Et*30|t*31m|mL", LayoutRules(3, 61, 3, 2), "all m stand in one stage"),
-        ("Et*30|t*31L", LayoutRules(3, 61, 3, 0), "do not divide over PP=3"),
+        ("Et*30|t*31L", LayoutRules(3, 61, 3, 0), "2 stages for PP=3; one each"),
         ("t*30E|t*31L", LayoutRules(2, 61, 3, 0), "E stands first"),
         ("Et*30|Lt*31", LayoutRules(2, 61, 3, 0), "L stands last"),
         ("Et*61||L", LayoutRules(3, 61, 3, 0), "stage 1 is empty"),

@@ -34,7 +34,8 @@ def pro_settings(**changes):
     tree["hardware"] = load_yaml(HERE / "hardware" / "h100.yaml")["hardware"]
     tree["model"] = load_yaml(HERE / "models" / "dsv4-pro.yaml")["model"]
     tree["ray"]["object_store_gib"] = 32
-    tree["env"] = {}
+    tree["env"], tree["verl"] = {}, {}
+    tree["engine"] |= {"full_recompute": True}
     tree["data"] |= {"train_batch_size": 8, "max_prompt_length": 2048, "max_response_length": 4096}
     tree["rollout"] |= {"n": 8, "tensor_model_parallel_size": 8}
     tree["schedule"] |= {"nodes": 64, "time": "4:00:00", "segment_steps": 40, "save_freq": 10, "steps": 1000}

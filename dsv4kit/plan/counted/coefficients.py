@@ -18,12 +18,14 @@ NEAREST = {"h100": "h100", "h200": "h100", "gb200": "gb200", "b200": "gb200", "g
 
 
 class Coefficient(NamedTuple):
-    """One constant."""
+    """One constant; `low` and `high` are the interval it is believed to lie in, none for what is derived."""
 
     value: float
     unit: str
     kind: Literal["derived", "fitted", "guessed"]
     source: str
+    low: float | None = None
+    high: float | None = None
 
 
 class Coefficients(NamedTuple):
@@ -38,8 +40,19 @@ class Coefficients(NamedTuple):
 
     def for_hardware(self, name: str, hardware: str) -> float:
         """The value for that hardware, or its nearest kin's."""
-        own = f"{name}.{hardware}"
-        return self.by_name[own].value if own in self.by_name else self.of(name, NEAREST.get(hardware, "h100"))
+        return self.of(name, self.kin(name, hardware))
+
+    def kin(self, name: str, hardware: str) -> str:
+        """The hardware whose value of `name` is taken: its own, or its nearest kin's."""
+        return hardware if f"{name}.{hardware}" in self.by_name else NEAREST.get(hardware, "h100")
+
+    def spread(self, name: str, variant: str | None = None) -> tuple[float, float]:
+        """How far the constant may be below and above its value; 0 where no interval is given."""
+        x = self.by_name[f"{name}.{variant}" if variant else name]
+        return (
+            x.value - x.low if x.low is not None else 0.0,
+            x.high - x.value if x.high is not None else 0.0,
+        )
 
     def with_values(self, fitted: Mapping[str, Coefficient], origin: str) -> Coefficients:
         """These with some replaced."""

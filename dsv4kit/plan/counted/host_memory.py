@@ -9,6 +9,7 @@ half as much again. Plans are made on physical bytes; `reported_gb` is what the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -25,7 +26,10 @@ _OBJECT_STORE_IN_BASE_GIB = 32.0
 
 
 class NodeMemory(NamedTuple):
-    """One kind of node, GB each; `nodes` of it are equal in all but rounding."""
+    """One kind of node, GB each; `nodes` of it are equal in all but rounding.
+
+    `spread_gb`: how far the physical bytes may be below and above.
+    """
 
     role: str
     nodes: int
@@ -43,6 +47,18 @@ class NodeMemory(NamedTuple):
     object_store_gb: float
     limit_gb: float
     reported_gb: float
+    spread_gb: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """GB of each phase: gradients and moments are there from the first update on, parked states while vLLM runs."""
+        fixed = self.base_gb + self.head_extra_gb + self.rollout_gb
+        states = self.optimizer_gb + self.pinned_gb
+        return (
+            ("load", fixed + self.pinned_master_gb + self.pinned_weights_gb),
+            ("rollout", fixed + states + self.parked_gb),
+            ("update", fixed + states),
+        )
 
     @property
     def pageable_gb(self) -> float:
@@ -103,7 +119,8 @@ def _per_gpu(q: Question, share: Share, factor: float, pao_pins_master: bool) ->
         gradients=4 * factor * f * state,
         master=4 * factor * f * state if master_pinned else 0.0,
         weights=(
-            pinned_bytes(2 * share.dense, levers) + pinned_bytes(2 * share.expert, levers)
+            (pinned_bytes(2 * share.dense, levers) + pinned_bytes(2 * share.expert, levers))
+            * (1 + q.training.reference)
             if levers.param_offload
             else 0.0
         ),
@@ -126,12 +143,20 @@ def node_memory(
     base = c.of("host_base_gb", arch) * gpus / REFERENCE_GPUS[arch]
     head_extra = c.of("host_head_extra_gb", arch)
     found = []
+    spread = tuple(
+        math.hypot(
+            c.spread("host_base_gb", arch)[i] * gpus / REFERENCE_GPUS[arch], c.spread("host_head_extra_gb", arch)[i]
+        )
+        for i in (0, 1)
+    )
     for key, members in kinds.items():
         head = bool(key[0])
         fullest = max(members, key=lambda node: sum(_total(per_stage[stage]) for stage in _stages(q, node)))
         held = [per_stage[stage] for stage in _stages(q, fullest)]
         found.append(
-            _node(q, shares, members, head, held, base, head_extra if head else 0.0, rollout_weights_gb * gpus)
+            _node(
+                q, shares, members, head, held, base, head_extra if head else 0.0, rollout_weights_gb * gpus
+            )._replace(spread_gb=(spread[0], spread[1]))
         )
     return _merged(found)
 

@@ -21,6 +21,12 @@ class NodeKind(NamedTuple):
     sm_architecture: int
     cpu_numa_nodes: tuple[int, ...] = (0, 1)
     pinned_counts_as_used: bool = True
+    # An H100's, where the hardware file says nothing.
+    tflops: float = 989
+    hbm_tb_per_s: float = 3.35
+    nvlink_gb_per_s: float = 450
+    network_gb_per_s: float = 50
+    host_link_gb_per_s: float = 55
 
 
 class ActorSplit(NamedTuple):
@@ -55,7 +61,11 @@ class ActorSplit(NamedTuple):
 
 
 class RolloutSplit(NamedTuple):
-    """One vLLM replica and its memory share; `sleep_level` 1 keeps a copy of its weights on the host."""
+    """One vLLM replica and its memory share; `sleep_level` 1 keeps a copy of its weights on the host.
+
+    `max_sequences`: those one data-parallel rank works on at a time; None: its share of a step. `bucket_mb`: weights
+    are handed over in pieces of this size.
+    """
 
     tensor: int
     data: int
@@ -64,6 +74,8 @@ class RolloutSplit(NamedTuple):
     max_batched_tokens: int = 8192
     kv_bytes: Literal[1, 2] = 1
     sleep_level: Literal[1, 2] = 2
+    max_sequences: int | None = None
+    bucket_mb: int = 512
 
     @property
     def gpus(self) -> int:
@@ -97,11 +109,32 @@ class Work(NamedTuple):
     prompt_tokens: int
     response_tokens: int
     micro_batch_tokens: int
+    mean_response_tokens: int | None = None
 
     @property
     def sequence_tokens(self) -> int:
         """The longest sequence."""
         return self.prompt_tokens + self.response_tokens
+
+    @property
+    def mean_tokens(self) -> int:
+        """A sequence as times go by it: the longest, unless the mean response is known."""
+        return self.prompt_tokens + (self.mean_response_tokens or self.response_tokens)
+
+
+class Training(NamedTuple):
+    """What a step does with its sequences.
+
+    `updates` of the optimizer in each of `epochs` passes over them; `reference`: the log-probabilities of a reference
+    policy, another set of weights; `recompute`: activations are made again in the backward pass; `validate_every`:
+    steps between validations, None for none.
+    """
+
+    epochs: int = 1
+    updates: int = 1
+    reference: bool = False
+    recompute: bool = True
+    validate_every: int | None = None
 
 
 class RunLength(NamedTuple):
@@ -133,6 +166,8 @@ class Question(NamedTuple):
     schedule: RunLength = RunLength()
     env: tuple[tuple[str, str], ...] = ()
     placed: bool = False
+    training: Training = Training()
+    not_considered: tuple[str, ...] = ()
 
     @property
     def mtp_layers(self) -> int:

@@ -1,9 +1,8 @@
 """Pipeline layouts: Megatron's string notation read, checked, and generated.
 
 A string names what each pipeline stage holds: `E` embedding, `t` decoder layer, `m` MTP layer, `L` head and loss;
-`|` separates stages, `x*n` repeats a symbol, `(xy|)*n` a group, commas mean nothing. With PP x VPP stages the k-th
-stands on pipeline rank k mod PP. Notation and rules: Megatron-LM `pipeline_parallel_layer_layout.py`; the rule on hash
-layers: `transformer_config.py`.
+`|` separates stages, `x*n` repeats a symbol, `(xy|)*n` a group, commas mean nothing. Notation and rules:
+Megatron-LM `pipeline_parallel_layer_layout.py`; the rule on hash layers: `transformer_config.py`.
 """
 
 from __future__ import annotations
@@ -44,21 +43,39 @@ class PipelineStage(NamedTuple):
 
 
 class StageWeights(NamedTuple):
-    """What embedding, head and MTP count in a stage, in decoder layers."""
+    """What embedding, head and MTP count in a stage, in decoder layers: by memory, and by time (`head_s`, `mtp_s`)."""
 
     embedding: float = 0.5
-    head: float = 1.0
-    mtp: float = 2.0
+    head: float = 0.5
+    mtp: float = 1.5
+    head_s: float = 1.0
+    mtp_s: float = 2.0
 
 
-def weights_for(g: geo.ModelShape, expert: int) -> StageWeights:
-    """Embedding by its memory beside a layer's share of one rank; head and MTP by the parameters a token passes."""
-    layer = geo.layer_dense_params(g, geo.HCA)
-    held = layer + geo.layer_expert_params(g) / expert
-    active = layer + g.experts_per_token * geo.expert_params(g)
+def weights_for(
+    g: geo.ModelShape, expert: int, ranks: int | None = None, held_bytes: float = 6, state_bytes: float = 12
+) -> StageWeights:
+    """Memory beside a layer's on one rank, and the parameters a token passes beside a layer's.
+
+    `held_bytes` per parameter on the rank, `state_bytes` per parameter whose optimizer state it owns: dense ones are
+    shared by the stage's `ranks` (None: as many as `expert`), experts by ranks / expert. Megatron builds an embedding
+    beside the MTP layer too (`pre_process or mtp_process`).
+    """
+    ranks = ranks or expert
+
+    def size(dense: float, experts: float) -> float:
+        return held_bytes * (dense + experts / expert) + state_bytes * (dense + experts) / ranks
+
+    dense, experts = geo.layer_dense_params(g, geo.HCA), geo.layer_expert_params(g)
+    layer, embedding = size(dense, experts), size(geo.embedding_params(g), 0)
+    active = dense + g.experts_per_token * geo.expert_params(g)
     head = geo.head_params(g) / active
     return StageWeights(
-        embedding=geo.embedding_params(g) / held, head=head, mtp=1 + 2 * g.hidden_size**2 / active + head
+        embedding=embedding / layer,
+        head=size(geo.head_params(g), 0) / layer,
+        mtp=(size(geo.mtp_dense_params(g), experts) + embedding) / layer,
+        head_s=head,
+        mtp_s=1 + 2 * g.hidden_size**2 / active + head,
     )
 
 
@@ -98,8 +115,11 @@ def _expanded(part: str, text: str, nested: bool) -> str:
 def check(text: str, rules: LayoutRules) -> tuple[PipelineStage, ...]:
     """The stages by pipeline rank; the first broken rule is a `UserError` that names it and its source."""
     chunks = parse(text)
-    if len(chunks) % rules.pipeline:
-        raise _broken(text, f"{len(chunks)} stages do not divide over PP={rules.pipeline}", NOTATION)
+    if len(chunks) != rules.pipeline:
+        why = f"{len(chunks)} stages for PP={rules.pipeline}; one each"
+        if len(chunks) > rules.pipeline:
+            why += ", virtual stages are neither passed on to verl nor planned for"
+        raise _broken(text, why, KIT)
     flat = "".join(chunks)
     layers = flat.count("t")
     if layers != rules.num_layers:
@@ -117,7 +137,7 @@ def check(text: str, rules: LayoutRules) -> tuple[PipelineStage, ...]:
         )
     if "" in chunks:
         raise _broken(text, f"stage {chunks.index('')} is empty", KIT)
-    return _by_rank(chunks, rules.pipeline)
+    return _stages(chunks)
 
 
 def _check_mtp(text: str, chunks: Sequence[str], rules: LayoutRules) -> None:
@@ -131,22 +151,17 @@ def _check_mtp(text: str, chunks: Sequence[str], rules: LayoutRules) -> None:
         return
     if "t" in flat[flat.index("m") :]:
         raise _broken(text, "m stands after every t", NOTATION)
-    holders = [index for index, chunk in enumerate(chunks) if "m" in chunk]
-    if len(holders) > 1:
+    if sum("m" in chunk for chunk in chunks) > 1:
         raise _broken(text, "all m stand in one stage", NOTATION)
-    if holders[0] < len(chunks) - rules.pipeline:
-        raise _broken(text, "m stands in the last virtual stage of its rank", NOTATION)
 
 
-def _by_rank(chunks: Sequence[str], pipeline: int) -> tuple[PipelineStage, ...]:
-    layers: list[list[int]] = [[] for _ in range(pipeline)]
-    index = 0
-    for position, chunk in enumerate(chunks):
+def _stages(chunks: Sequence[str]) -> tuple[PipelineStage, ...]:
+    found, index = [], 0
+    for chunk in chunks:
         count = chunk.count("t")
-        layers[position % pipeline] += range(index, index + count)
+        found.append(PipelineStage("E" in chunk, tuple(range(index, index + count)), chunk.count("m"), "L" in chunk))
         index += count
-    own = ["".join(chunks[rank::pipeline]) for rank in range(pipeline)]
-    return tuple(PipelineStage("E" in c, tuple(n), c.count("m"), "L" in c) for c, n in zip(own, layers, strict=True))
+    return tuple(found)
 
 
 def write(stages: Sequence[str]) -> str:
@@ -174,7 +189,7 @@ def max_pipeline(num_layers: int, hash_layers: int) -> int:
 
 @lru_cache(maxsize=1024)
 def generate(rules: LayoutRules, weights: StageWeights) -> str:
-    """The layout whose heaviest stage is lightest, and among those the most even one.
+    """The layout whose fullest stage holds least; among equals the fastest, then the most even one.
 
     Stage 0 takes all hash layers, every stage at least one layer, the last stage head and MTP.
     """
@@ -189,12 +204,14 @@ def generate(rules: LayoutRules, weights: StageWeights) -> str:
     if pp == 1:
         return write(["E" + "t" * layers + tail])
     last_weight = weights.head + rules.mtp_layers * weights.mtp
+    last_time = weights.head_s + rules.mtp_layers * weights.mtp_s
 
-    def unevenness(ends: tuple[int, int]) -> tuple[float, float]:
+    def unevenness(ends: tuple[int, int]) -> tuple[float, float, float]:
         first, last = ends[0] + weights.embedding, ends[1] + last_weight
         each, more = divmod(layers - sum(ends), pp - 2) if pp > 2 else (0, 0)
         squares = first**2 + last**2 + more * (each + 1) ** 2 + (pp - 2 - more) * each**2
-        return max(first, last, each + (more > 0)), squares
+        time = max(ends[0], ends[1] + last_time, each + (more > 0))
+        return round(max(first, last, each + (more > 0)), 2), time, squares
 
     room = layers - (pp - 2)
     choices = ((f, n) for f in range(first_min, room) for n in ([room - f] if pp == 2 else range(1, room - f + 1)))

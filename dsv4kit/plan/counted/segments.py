@@ -1,15 +1,19 @@
 """How many steps a segment holds, how often to save, what of the node-hours is training.
 
 Within the time limit: setup, a first step (longer where kernels have to be compiled), steady steps, a save every
-`save_freq` steps and at the end, and a tail kept free. Failures come at a constant rate per node; one costs half the
-time between saves and a restart. Interval between saves: Young tau = sqrt(2 d M), Daly's refinement of it, with d the
-time of a save and M the mean time between failures.
+`save_freq` steps and at the end, and a tail kept free. Failures come at a constant rate per node (a Poisson process);
+each throws away what was trained since the last save and costs a restart, during which more of them may come: a
+stretch of w seconds takes M (exp(w / M) - 1) exp(R / M) on average (Daly 2006), M the mean time between failures, R the
+restart. Interval between saves: Young tau = sqrt(2 d M), Daly's refinement of it, with d the time of a save.
 """
 
 from __future__ import annotations
 
 import math
 from typing import NamedTuple
+
+# Beyond this many failures between two saves nothing is ever saved.
+_HOPELESS = 50
 
 
 class Timing(NamedTuple):
@@ -32,6 +36,7 @@ class SegmentPlan(NamedTuple):
     useful: float
     goodput: float
     node_hours: float
+    days: float
     mtbf_h: float
     young_h: float
     daly_h: float
@@ -70,6 +75,14 @@ def daly_s(save_s: float, mtbf_s: float) -> float:
     return young_s(save_s, mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
 
 
+def kept_share(between_s: float, restart_s: float, mtbf_s: float) -> float:
+    """The share of the time that is not lost to failures, with `between_s` from save to save."""
+    exponent, restart = between_s / mtbf_s, restart_s / mtbf_s
+    if exponent + restart > _HOPELESS:
+        return 0.0
+    return exponent / math.expm1(exponent) * math.exp(-restart) if exponent else math.exp(-restart)
+
+
 def segment_plan(
     *,
     timing: Timing,
@@ -87,10 +100,9 @@ def segment_plan(
     duration = duration_s(steps, save_freq, timing)
     useful = steps * timing.steady_s / duration if steps else 0.0
     mtbf_s = 86400 / (failures_per_node_day * nodes)
-    between = min(save_freq, steps or 1) * timing.steady_s
+    between = min(save_freq, steps or 1) * timing.steady_s + timing.save_s
     restart = timing.setup_s + timing.first_s - timing.steady_s
-    kept = max(0.0, 1 - (between / 2 + restart) / mtbf_s)
-    goodput = useful * kept
+    goodput = useful * kept_share(between, restart, mtbf_s)
     whole = total_steps * timing.steady_s
     return SegmentPlan(
         fitting_steps=fitting,
@@ -100,6 +112,7 @@ def segment_plan(
         useful=useful,
         goodput=goodput,
         node_hours=nodes * whole / goodput / 3600 if goodput else math.inf,
+        days=whole / goodput / 86400 if goodput else math.inf,
         mtbf_h=mtbf_s / 3600,
         young_h=young_s(timing.save_s, mtbf_s) / 3600,
         daly_h=daly_s(timing.save_s, mtbf_s) / 3600,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dsv4kit.plan.counted import geometry as geo
-from dsv4kit.plan.counted.inputs import Question
+from dsv4kit.plan.counted.inputs import Levers, Question
 from dsv4kit.plan.counted.layout import LayoutRules, PipelineStage, check, generate, weights_for
 
 
@@ -46,7 +46,31 @@ def rules_of(q: Question) -> LayoutRules:
 
 def layout_of(q: Question) -> str:
     """The layout string in use: the user's, or the generated one."""
-    return q.layout if q.layout is not None else generate(rules_of(q), weights_for(q.geometry, q.parallel.expert))
+    if q.layout is not None:
+        return q.layout
+    p, levers = q.parallel, q.levers
+    weights = weights_for(
+        q.geometry, p.expert, p.ranks_per_stage, 2 + gradient_bytes(levers), state_bytes(levers) + cast_bytes(levers)
+    )
+    return generate(rules_of(q), weights)
+
+
+def gradient_bytes(levers: Levers) -> int:
+    """Bytes per held parameter of the gradient buffer."""
+    return 2 if levers.bf16_gradients else 4
+
+
+def state_bytes(levers: Levers) -> float:
+    """Bytes on the GPU per owned parameter: main shard and Adam moments."""
+    left = 1 - levers.on_cpu
+    if levers.precision_aware:
+        return left * (4 + levers.gpu_state_bytes)
+    return 4 + left * 8
+
+
+def cast_bytes(levers: Levers) -> int:
+    """Bytes per owned parameter of the optimizer step's fp32 gradients."""
+    return 4 if levers.bf16_gradients and not levers.precision_aware else 0
 
 
 def shares(q: Question) -> tuple[Share, ...]:
@@ -58,7 +82,9 @@ def _share(q: Question, rank: int, stage: PipelineStage) -> Share:
     g, p = q.geometry, q.parallel
     dense = sum(geo.layer_dense_params(g, g.compress_ratios[layer]) for layer in stage.layers)
     active = dense + len(stage.layers) * g.experts_per_token * geo.expert_params(g)
-    dense += geo.embedding_params(g) * stage.embedding + geo.head_params(g) * stage.head
+    # Megatron builds the embedding on the stage of the MTP layer too (`pre_process or mtp_process`).
+    embeddings = stage.embedding or bool(stage.mtp)
+    dense += geo.embedding_params(g) * embeddings + geo.head_params(g) * stage.head
     dense += geo.mtp_dense_params(g) * stage.mtp
     active += geo.head_params(g) * (stage.head + stage.mtp)
     active += (geo.mtp_dense_params(g) + g.experts_per_token * geo.expert_params(g)) * stage.mtp

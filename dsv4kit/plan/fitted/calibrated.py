@@ -43,6 +43,14 @@ PUBLISHED = (
     ),
 )
 
+# A step time alone: Megatron-Bridge's card of Flash SFT.
+CARD = Point(
+    *("gb200", "dsv4-flash", "sft", 16, 4, 8, 2, 128, 512, 512),
+    layout="Et*11|t*11|t*11|t*10mL",
+    optimizer="CPU 0",
+    rollout="none",
+)
+
 MEMORY = ("hardware", "model", "recipe")
 TIME = (
     *MEMORY,
@@ -76,15 +84,23 @@ def _optimizer(levers: Levers) -> str:
     return ", ".join(words)
 
 
-def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str]) -> tuple[str, ...]:
-    """In what the question differs from the nearest measured run; nothing where it is that run."""
+def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str], kin: str) -> tuple[str, ...]:
+    """In what the question differs from the nearest measured run; nothing where it is that run.
+
+    Nearest is one of the same recipe, then on the hardware whose constants are used (`kin`), then the most alike.
+    """
     own = point_of(q)
-    differences = (
-        tuple(
-            f"{name.replace('_', ' ')} {getattr(own, name)} (measured: {getattr(point, name)})"
-            for name in names
-            if getattr(own, name) != getattr(point, name)
-        )
-        for point in points
+
+    def distance(point: Point) -> tuple[object, ...]:
+        return point.recipe != own.recipe, point.hardware != kin, len(_differences(own, point, names))
+
+    nearest = min(points, key=distance, default=None)
+    return _differences(own, nearest, names) if nearest else ("nothing measured",)
+
+
+def _differences(own: Point, point: Point, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name.replace('_', ' ')} {getattr(own, name)} (measured: {getattr(point, name)})"
+        for name in names
+        if getattr(own, name) != getattr(point, name)
     )
-    return min(differences, key=len, default=("nothing measured",))

@@ -14,12 +14,10 @@ import yaml
 
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import Memory, Plan, evaluate
-from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.counted import step_time
 from dsv4kit.plan.counted.coefficients import built_in
 from dsv4kit.plan.counted.host_memory import REFERENCE_GPUS
 from dsv4kit.plan.counted.inputs import Question
-from dsv4kit.plan.counted.step_time import REFERENCE_ACTIVE, REFERENCE_LAYERS, SHALLOW_PIPELINE, pipeline_work
-from dsv4kit.plan.counted.units import GB
 from dsv4kit.plan.fitted.calibrated import point_of
 from dsv4kit.plan.fitted.measured import Observation, observe
 from dsv4kit.plan.fitted.site_constants import path_of, read_runs
@@ -95,27 +93,33 @@ def _fit_gpu(plan: Plan, observation: Observation) -> dict[str, float]:
 
 def _fit_times(plan: Plan, observation: Observation) -> dict[str, float]:
     q, times, hardware = plan.question, observation.times, plan.question.hardware.name
+    c, shares = plan.coefficients, plan.memory.shares
     if times is None:
         return {}
-    totals = geo.totals(q.geometry)
     values: dict[str, float] = {}
     if times.first_s is not None:
         values[f"first_step_extra_s.{hardware}"] = max(0.0, times.first_s - times.steady_s)
     if q.recipe == "sft":
-        tokens = q.work.sequences * q.work.sequence_tokens
-        values["sft_s_per_token_per_gpu"] = (
-            times.steady_s * q.parallel.world / tokens / (totals.active / REFERENCE_ACTIVE)
-        )
+        return values | _fit_pipeline(plan, times.steady_s)
+    if not times.generation_s or not times.update_weights_s or q.rollout is None:
         return values
-    if not times.generation_s or not times.update_weights_s:
-        return values
-    values[f"decode_s_per_token.{hardware}"] = times.generation_s / (
-        q.work.response_tokens * q.geometry.num_layers / REFERENCE_LAYERS
-    )
-    rate = 2 * totals.main / GB / times.update_weights_s
-    shallow = q.parallel.pipeline <= SHALLOW_PIPELINE
-    values["update_weights_shallow_gb_per_s" if shallow else f"update_weights_gb_per_s.{hardware}"] = rate
-    values[f"train_s.{hardware}"] = max(0.0, times.steady_s - times.generation_s - times.update_weights_s)
-    values[f"train_pipeline_reference.{hardware}"] = pipeline_work(q, plan.memory.shares)
-    values[f"train_state_reference.{hardware}"] = max(share.state for share in plan.memory.shares)
+    steps, bound = step_time.generation_bound_s(q, q.rollout, c)
+    latency = (times.generation_s - step_time.prefill_s(q, c)) / steps - bound
+    values[f"decode_s_per_token.{hardware}"] = max(0.0, latency / (q.geometry.num_layers / step_time.REFERENCE_LAYERS))
+    values["refit_gb_per_s"] = c.of("refit_gb_per_s") * plan.step.update_weights_s / times.update_weights_s
+    rest = times.steady_s - times.generation_s - times.update_weights_s
+    states = step_time.cpu_states(q, shares)
+    if not states:
+        return values | _fit_pipeline(plan, rest)
+    other = plan.step.train_s - states * c.for_hardware("cpu_adam_s_per_parameter", hardware)
+    values[f"cpu_adam_s_per_parameter.{hardware}"] = max(0.0, (rest - other) / states)
     return values
+
+
+def _fit_pipeline(plan: Plan, seconds: float) -> dict[str, float]:
+    """The latency of a layer that makes the training part, Adam on the GPU, take `seconds`."""
+    q, c = plan.question, plan.coefficients
+    passes = step_time.update_slots(q) + step_time.log_prob_slots(q)
+    slot = (seconds - plan.step.optimizer_s) / passes
+    floors = ((slot - step_time.slot_bound_s(q, share, c)) / step_time.layers_of(share) for share in plan.memory.shares)
+    return {"layer_floor_s": max(0.0, min(floors))}

@@ -18,6 +18,11 @@ from dsv4kit.plan.counted.coefficients import Coefficient, Coefficients, built_i
 from dsv4kit.plan.fitted.calibrated import PUBLISHED, Point
 
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+# What earlier kits fitted, and no formula has any more; a file that holds them stays readable.
+_RETIRED = (
+    *("train_s", "train_pipeline_reference", "train_state_reference", "sft_s_per_token_per_gpu"),
+    *("update_weights_gb_per_s", "update_weights_shallow_gb_per_s"),
+)
 _MEMORY = ("host_base_gb", "host_head_extra_gb", "gpu_context_gib")
 
 
@@ -74,7 +79,8 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
         runs = yaml_text.parse(path.read_text(encoding="utf-8"))["runs"]
         for run in runs:
             Point(**run["point"])
-            run["values"] = {str(name): float(value) for name, value in run["values"].items()}
+            values = {str(name): float(value) for name, value in run["values"].items()}
+            run["values"] = {n: value for n, value in values.items() if n.partition(".")[0] not in _RETIRED}
             if not all(map(math.isfinite, run["values"].values())):
                 raise ValueError
             run["run"] = str(run["run"])

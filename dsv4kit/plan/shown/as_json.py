@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dsv4kit.plan.core import Plan
@@ -23,6 +24,12 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
         "verdict": plan.verdict.verdict,
         "reasons": list(plan.verdict.reasons),
         "warnings": list(plan.verdict.warnings),
+        "not_considered": list(q.not_considered),
+        "cost": {
+            "days": _finite(plan.segment.days),
+            "gpu_hours": _finite(plan.segment.node_hours * q.parallel.gpus_per_node),
+            "node_hours": _finite(plan.segment.node_hours),
+        },
         "question": point_of(q)._asdict() | {"gpus_per_node": q.parallel.gpus_per_node, "mtp": q.mtp},
         "coefficients": plan.coefficients.origin,
         "extrapolated": list(plan.memory_extrapolated),
@@ -48,6 +55,14 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
                     "peak_gib": _r(stage.peak_gib),
                     "need_gib": _r(stage.need_gib),
                     "limit_gib": _r(stage.limit_gib),
+                    "phases_gib": {
+                        phase.name: {
+                            "need": _r(phase.need_gib),
+                            "low": _r(phase.low_gib),
+                            "high": _r(phase.high_gib),
+                        }
+                        for phase in stage.phases
+                    },
                 }
                 for stage in memory.stages
             ]
@@ -73,6 +88,9 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
                     "physical_gb": _r(node.physical_gb),
                     "reported_gb": _r(node.reported_gb),
                     "limit_gb": _r(node.limit_gb),
+                    "low_gb": _r(node.physical_gb - node.spread_gb[0]),
+                    "high_gb": _r(node.physical_gb + node.spread_gb[1]),
+                    "phases_gb": {name: _r(size) for name, size in node.phases},
                 }
                 for node in memory.nodes
             ]
@@ -90,7 +108,15 @@ def as_json(plan: Plan, levers: tuple[Lever, ...] = ()) -> dict[str, Any]:
             "generation_s": _r(plan.step.generation_s),
             "update_weights_s": _r(plan.step.update_weights_s),
             "train_s": _r(plan.step.train_s),
+            "log_probs_s": _r(plan.step.log_probs_s),
+            "update_s": _r(plan.step.update_s),
+            "optimizer_s": _r(plan.step.optimizer_s),
+            "validation_s": _r(plan.step.validation_s),
             "steady_s": _r(plan.step.steady_s),
+            "steady_low_s": _r(plan.steady_interval_s[0]),
+            "steady_high_s": _r(plan.steady_interval_s[1]),
+            "tokens_per_gpu_s": _r(plan.step.tokens_per_gpu_s),
+            "mfu": _r(plan.step.mfu, 4),
             "first_s": _r(plan.step.first_s),
             "first_warm_s": _r(plan.step.first_warm_s),
             "extrapolated": list(plan.step_extrapolated),
@@ -128,7 +154,7 @@ def _segment(segment: SegmentPlan) -> dict[str, Any]:
         "save_s": _r(segment.timing.save_s),
         "useful": _r(segment.useful, 4),
         "goodput": _r(segment.goodput, 4),
-        "node_hours": _r(segment.node_hours) if segment.steps else None,
+        "node_hours": _finite(segment.node_hours) if segment.steps else None,
         "mtbf_h": _r(segment.mtbf_h),
         "young_h": _r(segment.young_h),
         "daly_h": _r(segment.daly_h),
@@ -154,6 +180,10 @@ def candidates_json(candidates: tuple[Candidate, ...], asked: Question) -> list[
         }
         for x in candidates
     ]
+
+
+def _finite(value: float) -> float | None:
+    return _r(value) if math.isfinite(value) else None
 
 
 def _r(value: float, digits: int = 2) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsv4kit.plan.core import Plan
-from dsv4kit.plan.counted.gpu_memory import gradient_bytes, optimizer_bytes_per_state
 from dsv4kit.plan.counted.host_memory import pinned_factor
 from dsv4kit.plan.counted.rollout import kv_bytes_per_token
+from dsv4kit.plan.counted.shards import gradient_bytes, state_bytes
 from dsv4kit.plan.counted.units import GIB
 
 
@@ -29,7 +29,7 @@ def _gpu(plan: Plan) -> list[str]:
         " parameters whose optimizer state is owned",
         f"  weights      2 P = {m.weights_gib:.1f} GiB",
         f"  gradients    {gradient_bytes(q.levers)} P = {m.gradients_gib:.1f} GiB",
-        f"  optimizer    {optimizer_bytes_per_state(q.levers):g} S = {m.optimizer_gib:.1f} GiB",
+        f"  optimizer    {state_bytes(q.levers):g} S = {m.optimizer_gib:.1f} GiB",
         f"  cast         {'4' if m.cast_gib else '0'} S = {m.cast_gib:.1f} GiB, in the optimizer step only",
         f"  activations  {a1:.3g} x {hidden}/7168 x {tokens} tokens + {m.in_flight} micro-batches in flight x"
         f" {len(s.layers) + s.mtp} layers x {stored / GIB:.3f} GiB = {m.activations_gib:.1f} GiB",

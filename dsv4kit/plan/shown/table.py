@@ -35,7 +35,7 @@ _PARTS: tuple[tuple[str, str, Callable[[NodeMemory], float]], ...] = (
 
 def render(plan: Plan, levers: Sequence[Lever] = ()) -> str:
     """The whole answer."""
-    blocks = [_head(plan), _verdict(plan), _gpu(plan), _host(plan)]
+    blocks = [_verdict(plan), _head(plan), _gpu(plan), _phases(plan), _host(plan)]
     if plan.memory.rollout:
         blocks.append(_rollout(plan))
     blocks += [_checkpoint(plan), _time(plan), _warnings(plan)]
@@ -66,7 +66,7 @@ def _head(plan: Plan) -> str:
         f" {parameters / 1e9:.0f} B parameters, a step is {lengths}",
         f"actor: {p.pipeline} pipeline stages (PP) of {p.ranks_per_stage} GPUs; experts over {p.expert} GPUs (EP),"
         f" {p.expert_data} {'copy' if p.expert_data == 1 else 'copies'} of each{context}",
-        f"layout: {plan.layout}   (E embedding, t layer, L head; | between stages)",
+        f"layout: {plan.layout}   (E embedding, t layer, m MTP, L head; | between stages)",
         f"constants: {plan.coefficients.origin}",
     ]
     if plan.memory_extrapolated:
@@ -75,8 +75,48 @@ def _head(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}"]
-    return "\n".join([*lines, *(_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons)])
+    """What somebody reads who reads five lines: whether it fits, what it costs, what a resume loses; then why."""
+    lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}", cost(plan), _loss(plan)]
+    lines += [_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons]
+    if plan.question.not_considered:
+        lines.append(_wrapped("not considered: " + ", ".join(plan.question.not_considered), "  ", "    "))
+    return "\n".join(lines)
+
+
+def cost(plan: Plan) -> str:
+    """Days, GPU-hours and node-hours of the whole run."""
+    q, s = plan.question, plan.segment
+    if not s.goodput:
+        return "COST: never done, no step survives to the next save" if s.steps else "COST: never done"
+    low, high = plan.steady_interval_s
+    return _wrapped(
+        f"COST: {s.days:.1f} days, {s.node_hours * q.parallel.gpus_per_node:,.0f} GPU-hours, {s.node_hours:,.0f}"
+        f" node-hours for {q.schedule.steps} steps of {plan.step.steady_s:.0f} s ({low:.0f} to {high:.0f})"
+    )
+
+
+def _loss(plan: Plan) -> str:
+    c = plan.checkpoint
+    return f"RESUMES: {'lossless' if c.lossless else 'LOSSY'}, from checkpoints [{', '.join(c.contents)}]" + (
+        f" of {_size(c.size_gb)}"
+    )
+
+
+def _phases(plan: Plan) -> str:
+    """The timeline of one step on the fullest GPU and the fullest node."""
+    stage = plan.memory.fullest_stage
+    node = plan.memory.fullest_node
+    names = [phase.name for phase in stage.phases]
+    on_node = dict(node.phases)
+    # What the node holds while vLLM sleeps does not change between the phases of training.
+    held = [on_node.get(name, on_node["update"]) for name in names]
+    rows = [
+        (f"GPU of stage {stage.share.stage}, GiB", *(f"{phase.need_gib:.0f}" for phase in stage.phases)),
+        ("  at least", *(f"{phase.low_gib:.0f}" for phase in stage.phases)),
+        ("  at most", *(f"{phase.high_gib:.0f}" for phase in stage.phases)),
+        ("fullest node, GB", *(f"{gb:.0f}" for gb in held)),
+    ]
+    return "Phases of a run, in order (refit: the trained weights go into vLLM)\n" + table(("", *names), rows)
 
 
 def _runs(stages: Sequence[StageMemory]) -> list[list[StageMemory]]:
@@ -192,11 +232,18 @@ def _checkpoint(plan: Plan) -> str:
 def _time(plan: Plan) -> str:
     step, s, q = plan.step, plan.segment, plan.question
     parts = (
-        f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}"
+        f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}:"
+        f" log-probabilities {step.log_probs_s:.0f}, pipeline {step.update_s:.0f}, Adam and moves"
+        f" {step.optimizer_s:.0f}" + (f"; validation {step.validation_s:.0f}, at least" if step.validation_s else "")
     )
     extrapolated = f" Extrapolated: {', '.join(plan.step_extrapolated)}." if plan.step_extrapolated else ""
+    speed = f" {step.tokens_per_gpu_s:.1f} tokens per GPU and second over the step"
+    if step.generated:
+        speed += f", {step.generated_per_gpu_s:.1f} while generating"
+    speed += f"; training reaches {step.mfu:.1%} of the GPUs' bf16 peak (MFU)."
     lines = [
         f"Step: {step.steady_s:.0f} s ({parts}); the first of a segment {step.first_s:.0f} s while kernels compile."
+        + speed
         + extrapolated,
     ]
     if s.steps:
@@ -208,7 +255,7 @@ def _time(plan: Plan) -> str:
         )
         lines.append(
             f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate); saving"
-            f" every {s.daly_h:.1f} h (Daly; Young {s.young_h:.1f}) loses least: save_freq {s.save_steps}, now"
+            f" every {s.daly_h:.1f} h (Daly; Young {s.young_h:.1f}) loses least: SAVE_FREQ={s.save_steps}, now"
             f" {q.schedule.save_freq}."
         )
     return "\n".join(_wrapped(line) for line in lines)

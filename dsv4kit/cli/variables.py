@@ -76,6 +76,8 @@ FORCE = Variable("FORCE", "submit what the planner says does not fit", flag=True
 JSON = Variable("JSON", "for programs", flag=True)
 EXPLAIN = Variable("EXPLAIN", "the formulas with their numbers, and every constant", flag=True)
 SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
+MIN_NODES = Variable("MIN_NODES", "the least nodes on which a layout fits, and that layout", flag=True)
+COMPARE = Variable("COMPARE", "hardware and nodes side by side, e.g. h100:64,gb200:64")
 CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
@@ -123,7 +125,7 @@ FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: st
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
+    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),

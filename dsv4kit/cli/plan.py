@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _NO_PLAN = "nothing to plan: a toy model or hardware without GPUs needs no plan; submit it without one"
 
+_REFUSED = "as it stands this is refused: "
+
 # As submit refuses what cannot work.
 _IMPOSSIBLE = 3
 
@@ -28,9 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan; 3 where it does not fit. What `submit` would refuse is refused here, in the same line."""
+    """Prints the plan; 3 where it does not fit. What `submit` would refuse is refused here, in the same line.
+
+    Where only the profile's split does not go into the nodes, another one is planned, beside that line.
+    """
+    from dsv4kit.errors import UserError
+
     if args.calibrate:
         return _calibrate(args.calibrate, args.site)
+    try:
+        return _compare(args) if args.compare else _one(args)
+    except UserError as error:
+        if args.json:
+            _print_json({"verdict": None, "refused": str(error)})
+        raise
+
+
+def _one(args: argparse.Namespace) -> int:
     from dsv4kit.cli.selection import selection
     from dsv4kit.feasibility.refusals import refuse
     from dsv4kit.launch.segment_option import asks_for_segment
@@ -39,8 +55,6 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = selection(args)
     case = chosen.case()
-    if not args.search:
-        refuse(case)
     asked = question(chosen.resolved.settings)
     if asked is None:
         refuse(case)
@@ -48,28 +62,150 @@ def run(args: argparse.Namespace) -> int:
         return 0
     asked = asked._replace(placed=asks_for_segment(chosen.site))
     site = coefficients_for(chosen.site.name)
-    return _search(asked, case, site, args.json) if args.search else _plan(asked, case, site, args.json, args.explain)
+    if args.search:
+        return _search(asked, case, site, args.json)
+    if args.min_nodes:
+        return _min_nodes(asked, case, site, args.json)
+    refused = _refused_split(case)
+    if refused is None:
+        refuse(case)
+        return _plan(asked, case, site, args.json, args.explain)
+    return _other_split(asked, case, site, refused, args.json)
+
+
+def _refused_split(case: Case) -> str | None:
+    """The refusal, where another split of these nodes may cure it."""
+    from dsv4kit.feasibility.refusals import of_the_layout
+
+    found = of_the_layout(case)
+    return found.line if found else None
 
 
 def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
     from dsv4kit.plan.core import evaluate
 
     plan = evaluate(asked, site.coefficients, site.points)
+    least = None if plan.verdict.fits else _least(asked, case, site)
     if as_json:
-        import json
-
         from dsv4kit.plan.shown import as_json as form
 
-        print(json.dumps(form.as_json(plan, _levers(plan, case)), indent=2))
+        _print_json(form.as_json(plan, _levers(plan, case)) | {"least_nodes": least})
     else:
         from dsv4kit.plan.shown.table import render
 
-        print(render(plan, _levers(plan, case) if plan.verdict.verdict != "fit" or with_formulas else ()))
+        shown = _levers(plan, case) if plan.verdict.verdict != "fit" or with_formulas else ()
+        print(render(plan, shown, least))
         if with_formulas:
             from dsv4kit.plan.shown.explain import explain
 
             print("\n" + explain(plan))
     return 0 if plan.verdict.fits else _IMPOSSIBLE
+
+
+def _other_split(asked: Question, case: Case, site: SiteConstants, refused: str, as_json: bool) -> int:
+    """The best that can be done with these nodes and levers, beside why the profile's own split cannot be."""
+    from dsv4kit.errors import UserError
+    from dsv4kit.feasibility.refusals import allows
+    from dsv4kit.plan.proposals import as_set, changes
+    from dsv4kit.plan.search import search
+
+    found = search(asked, site.coefficients, allows(case), 1, site.points, with_levers=False)
+    if not found:
+        raise UserError(refused)
+    plan = found[0].plan
+    changed = changes(asked, plan.question)
+    least = None if plan.verdict.fits else _least(asked, case, site)
+    if as_json:
+        from dsv4kit.plan.shown import as_json as form
+
+        _print_json(form.as_json(plan) | {"refused": refused, "set": changed, "least_nodes": least})
+    else:
+        from dsv4kit.plan.shown.table import render
+
+        print(f"{_REFUSED}{refused}")
+        print(f'planned instead: SET="{as_set(changed)}"\n')
+        print(render(plan, () if plan.verdict.verdict == "fit" else _levers(plan, case), least))
+    return _IMPOSSIBLE
+
+
+def _least(asked: Question, case: Case, site: SiteConstants) -> int | None:
+    """The least count of more nodes that would do; up to four times as many are tried."""
+    from dsv4kit.feasibility.refusals import allows
+    from dsv4kit.plan.node_counts import least_nodes
+
+    nodes = asked.parallel.nodes
+    return least_nodes(asked, site.coefficients, allows(case), nodes + 1, 4 * nodes)
+
+
+def _min_nodes(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> int:
+    from dsv4kit.feasibility.refusals import allows
+    from dsv4kit.plan.node_counts import least_nodes
+    from dsv4kit.plan.proposals import as_set, changes
+    from dsv4kit.plan.search import search
+
+    least = least_nodes(asked, site.coefficients, allows(case))
+    found = None
+    if least is not None:
+        there = asked._replace(parallel=asked.parallel._replace(nodes=least))
+        found = next(iter(search(there, site.coefficients, allows(case), 1, site.points, with_levers=False)), None)
+    changed = changes(asked, found.question) if found else {}
+    if as_json:
+        _print_json({"least_nodes": least, "verdict": found.verdict if found else "no", "set": changed})
+    elif found is None:
+        print(f"no number of nodes of {asked.hardware.name} that was tried fits with these levers")
+    else:
+        print(f"{least} nodes of {asked.hardware.name} is the least that fits: {found.verdict}")
+        print(f'SET="{as_set(changed)}"' if changed else "the profile as it stands")
+    return 0 if found else _IMPOSSIBLE
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """One line for each hardware and node count."""
+    from dsv4kit.cli.selection import selection
+    from dsv4kit.errors import UserError
+    from dsv4kit.feasibility.refusals import allows, refusals
+    from dsv4kit.plan.core import evaluate
+    from dsv4kit.plan.fitted.site_constants import coefficients_for
+    from dsv4kit.plan.from_settings import question
+    from dsv4kit.plan.search import search
+    from dsv4kit.plan.shown.comparison import Compared, as_rows, render
+
+    rows = []
+    for word in args.compare.split(","):
+        hardware, _, nodes = word.strip().partition(":")
+        own = argparse.Namespace(**{**vars(args), "hw": hardware, "nodes": nodes or args.nodes})
+        try:
+            chosen = selection(own)
+            case = chosen.case()
+            asked = question(chosen.resolved.settings)
+            if asked is None:
+                raise UserError(_NO_PLAN)
+            site = coefficients_for(chosen.site.name)
+            if next(refusals(case), None) is None:
+                rows.append(Compared(word, evaluate(asked, site.coefficients, site.points)))
+                continue
+            if (refused := _refused_split(case)) is None:
+                from dsv4kit.feasibility.refusals import refuse
+
+                refuse(case)
+            found = search(asked, site.coefficients, allows(case), 1, site.points, with_levers=False)
+            plan = found[0].plan if found else None
+            rows.append(Compared(word, plan, refused or "", other_split=True))
+        except UserError as error:
+            if not hardware or ":" not in word:
+                raise
+            rows.append(Compared(word, None, str(error)))
+    if args.json:
+        _print_json({"compared": as_rows(rows)})
+    else:
+        print(render(rows))
+    return 0 if any(row.plan and row.plan.verdict.fits for row in rows) else _IMPOSSIBLE
+
+
+def _print_json(content: object) -> None:
+    import json
+
+    print(json.dumps(content, indent=2))
 
 
 def _levers(plan: Plan, case: Case) -> tuple[Lever, ...]:
@@ -82,23 +218,23 @@ def _levers(plan: Plan, case: Case) -> tuple[Lever, ...]:
 def _search(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> int:
     from dsv4kit.errors import UserError
     from dsv4kit.feasibility.refusals import allows, beyond_search, refusals
-    from dsv4kit.plan.search import candidate, search
+    from dsv4kit.plan.core import evaluate
+    from dsv4kit.plan.search import compared, search
 
     if (lasting := beyond_search(case)) is not None:
         raise UserError(lasting.line)
     refused = next(refusals(case), None)
-    found = search(asked, site.coefficients, allows(case))
+    found = search(asked, site.coefficients, allows(case), points=site.points)
     if refused is not None and not found:
         raise UserError(refused.line)
-    now = candidate(asked, site.coefficients) if refused is None else None
+    now = evaluate(asked, site.coefficients, site.points) if refused is None else None
+    found = compared(found, now)
     if as_json:
-        import json
-
         from dsv4kit.plan.shown.as_json import candidates_json
 
-        print(json.dumps({"candidates": candidates_json(found, asked)}, indent=2))
+        _print_json({"candidates": candidates_json(found, asked)})
     else:
-        from dsv4kit.plan.shown.table import render_search
+        from dsv4kit.plan.shown.search_table import render_search
 
         print(render_search(found, now, asked))
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE

@@ -96,6 +96,8 @@ FORCE = Variable("FORCE", "submit what the planner says does not fit", flag=True
 JSON = Variable("JSON", "for programs", flag=True)
 EXPLAIN = Variable("EXPLAIN", "the formulas with their numbers, and every constant", flag=True)
 SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
+MIN_NODES = Variable("MIN_NODES", "the least nodes on which a layout fits, and that layout", flag=True)
+COMPARE = Variable("COMPARE", "hardware and nodes side by side, e.g. h100:64,gb200:64")
 CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
@@ -163,7 +165,7 @@ SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, CALIBRATE),
+    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),

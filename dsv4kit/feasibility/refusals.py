@@ -56,7 +56,7 @@ RULES: tuple[Rule, ...] = (*OF_SETTINGS, *OF_FILES)
 # What a search may change: a refusal of one of these is a reason to search, not to give up.
 SEARCHED = (
     *("schedule.nodes", "data.train_batch_size", "rollout.tensor_model_parallel_size"),
-    *("parallel.actor", "parallel.rollout"),
+    *("parallel.actor", "parallel.rollout", "optimizer."),
 )
 
 
@@ -98,6 +98,19 @@ def allows(case: Case) -> Callable[[Question], bool]:
         return next(refusals(changed, OF_SETTINGS), None) is None
 
     return allowed
+
+
+def of_the_layout(case: Case) -> Refusal | None:
+    """The first refusal, where all that speaks against the run is that its profile's split does not go into its nodes.
+
+    None where nothing does, where something else does, and where the user gave the split.
+    """
+    found = list(refusals(case))
+    chosen = ("parallel.", "rollout.tensor_model_parallel_size", "optimizer.")
+    by_hand = any(key.startswith(chosen) and said.startswith(("SET ", "VERL ")) for key, said in case.sources.items())
+    if not found or by_hand or not all(refusal.key.startswith(SEARCHED) for refusal in found):
+        return None
+    return found[0]
 
 
 def beyond_search(case: Case) -> Refusal | None:

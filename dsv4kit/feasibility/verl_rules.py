@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsv4kit.config.loading import source_of
+from dsv4kit.errors import UserError
 from dsv4kit.feasibility.case import Case, Refusal
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.verl_keys import composed, overrides
@@ -21,8 +22,16 @@ def _told(case: Case) -> overrides.Overrides:
         data_dir=NOT_SET,
         run_dir=NOT_SET,
         kit_dir=NOT_SET,
-        layout=pipeline_layout(case.settings),
+        layout=_layout(case),
     )
+
+
+def _layout(case: Case) -> str | None:
+    """The pipeline layout; None where there is none, which is another rule's affair (`planner_rules`)."""
+    try:
+        return pipeline_layout(case.settings)
+    except UserError:
+        return None
 
 
 def clashes(case: Case) -> Iterator[Refusal]:

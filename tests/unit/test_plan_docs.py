@@ -85,6 +85,15 @@ def test_even_and_balanced_layout(page):
     assert f"`{_escaped(balanced.layout)}` | {balanced.memory.nodes[0].physical_gb:.0f} |" in page
 
 
+@pytest.mark.parametrize(("name", "pipeline", "expert"), [("PP32 x EP8, as published", 32, 8), ("PP16 x EP16", 16, 16)])
+def test_the_alternative_on_h100(page, name, pipeline, expert):
+    split = PRO_H100.parallel._replace(pipeline=pipeline, expert=expert)
+    plan = evaluate(PRO_H100._replace(parallel=split), BUILT_IN)
+    memory = plan.memory
+    cells = (memory.training_gib, memory.fullest_node.physical_gb, plan.step.steady_s)
+    assert f"| {name} | {' | '.join(f'{cell:.0f}' for cell in cells)} |" in page
+
+
 @pytest.mark.parametrize(
     ("name", "question"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 
 import pytest
 from plan_cases import BUILT_IN, GB300, H100, PRO_GB200, PRO_H100, flash_sft
@@ -12,16 +13,19 @@ from dsv4kit.cli import plan as cli
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.errors import UserError
+from dsv4kit.plan import node_counts
 from dsv4kit.plan.core import evaluate
 from dsv4kit.plan.counted.inputs import Levers, RolloutSplit
 from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.from_settings import question
 from dsv4kit.plan.levers import levers
+from dsv4kit.plan.node_counts import least_nodes
 from dsv4kit.plan.of_settings import plan_of
-from dsv4kit.plan.search import candidate, search
+from dsv4kit.plan.search import Candidate, compared, search
 from dsv4kit.plan.shown.as_json import as_json
 from dsv4kit.plan.shown.explain import explain
-from dsv4kit.plan.shown.table import render, render_search
+from dsv4kit.plan.shown.search_table import gain, render_search
+from dsv4kit.plan.shown.table import render
 
 
 def plan(asked):
@@ -179,13 +183,91 @@ def test_an_object_store_larger_than_the_node_is_a_no():
 
 
 def test_search_proposes_legal_layouts_best_first():
-    found = search(PRO_GB200, BUILT_IN)
+    now = plan(PRO_GB200)
+    found = compared(search(PRO_GB200, BUILT_IN), now)
+    words = [("fit", "tight", "no").index(x.verdict) for x in found]
+    assert words == sorted(words)
     assert found[0].verdict == "fit"
-    assert [x.rank for x in found] == sorted(x.rank for x in found)
-    assert any(x.question.parallel.pipeline == 16 and x.question.parallel.expert == 16 for x in found)
+    assert found[0].question.parallel == PRO_GB200.parallel
     for x in found:
-        assert evaluate(x.question, BUILT_IN).layout == x.layout
-    assert "now: tight" in render_search(found, candidate(PRO_GB200, BUILT_IN), PRO_GB200)
+        assert evaluate(x.question, BUILT_IN) == x.plan
+        assert x.real == (x.gain_s > 0.1 * now.step.steady_s)
+    text = render_search(found, now, PRO_GB200)
+    assert "parallel.actor.layout=null" in text
+    assert text.count("wrong if") == len(found)
+
+
+def test_a_gain_within_the_models_error_is_none():
+    now = plan(PRO_H100)
+    barely = Candidate(plan(PRO_H100._replace(layout="Et*4|(tt|)*26(t|)*4tL")))
+    assert gain(compared((barely,), now)[0]) == "no gain in time beyond the model's error"
+
+
+def test_search_takes_the_levers_that_48_nodes_need():
+    asked = PRO_GB200._replace(layout=None, parallel=PRO_GB200.parallel._replace(nodes=48))
+    found = search(asked, BUILT_IN)
+    assert found[0].verdict in ("fit", "tight")
+    assert all(x.question.levers.precision_aware for x in found if x.verdict != "no")
+    alone = search(asked, BUILT_IN, with_levers=False)
+    assert alone[0].verdict == "no"
+
+
+def test_the_least_nodes_for_flash_sft():
+    asked = flash_sft(H100, 4, 4, mtp=True)
+    least = least_nodes(asked, BUILT_IN, lambda q: True)
+    assert least is not None
+    assert 8 < least <= 16
+    there = asked._replace(parallel=asked.parallel._replace(nodes=least))
+    assert search(there, BUILT_IN, with_levers=False)[0].verdict != "no"
+
+
+def test_a_search_at_1024_nodes_is_quick():
+    asked = PRO_H100._replace(parallel=PRO_H100.parallel._replace(nodes=1024))
+    began = time.process_time()
+    assert search(asked, BUILT_IN)
+    assert time.process_time() - began < 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--hw=h100", "--model=dsv4-flash", "--recipe=sft", "--nodes=4"),
+        *(("--hw=gb200", f"--nodes={n}") for n in (8, 16, 32, 48, 96)),
+    ],
+)
+def test_there_is_always_an_answer(words, capsys, monkeypatch):
+    monkeypatch.setattr(node_counts, "least_nodes", lambda *_: 7)
+    assert cli.run(arguments(*words)) == 3
+    out = capsys.readouterr().out
+    assert out.startswith("as it stands this is refused: NODES=")
+    assert "planned instead: SET=" in out
+    assert "VERDICT: " in out
+    if "DOES NOT FIT" in out:
+        assert "7 nodes is the least that fits" in out
+
+
+def test_a_refusal_is_json_too(capsys):
+    with pytest.raises(UserError) as error:
+        cli.run(arguments("--hw=h100", "--set=parallel.actor.expert_parallel_size=5", "--json"))
+    assert json.loads(capsys.readouterr().out) == {"verdict": None, "refused": str(error.value)}
+    assert cli.run(arguments("--hw=gb200", "--nodes=96", "--json")) == 3
+    assert json.loads(capsys.readouterr().out)["refused"].startswith("NODES=96")
+
+
+def test_hardware_side_by_side(capsys):
+    words = ("--model=dsv4-pro", "--recipe=grpo", "--compare=h100:64,gb200:64,gb200:96,gb200:1")
+    assert cli.run(arguments(*words)) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[1] for row in rows[1:3]] == ["fit", "fit"]
+    assert rows[3].startswith("gb200:96*")
+    assert rows[4].split()[1] == "no"
+    assert cli.run(arguments(*words, "--json")) == 0
+    assert len(json.loads(capsys.readouterr().out)["compared"]) == 4
+
+
+def test_the_least_nodes_by_the_verb(capsys):
+    assert cli.run(arguments("--hw=gb300", "--min-nodes")) == 0
+    assert "nodes of gb300 is the least that fits: " in capsys.readouterr().out
 
 
 def test_search_finds_a_rollout_that_fits():

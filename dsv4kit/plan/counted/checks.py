@@ -45,6 +45,14 @@ def check(q: Question) -> None:
         raise UserError(found.line)
 
 
+def check_rollout(q: Question) -> None:
+    """As `check`, of the rollout alone: a replica's shape, and whether replicas go into the nodes."""
+    for found in _rollout(q):
+        raise UserError(found.line)
+    if q.rollout and q.parallel.world % q.rollout.gpus:
+        raise UserError(f"{q.parallel.world} GPUs are no whole number of replicas")
+
+
 def broken(q: Question) -> Iterator[Broken]:
     """Every rule the question breaks, those it breaks on any number of nodes first."""
     yield from of_model(q)

@@ -136,9 +136,9 @@ def node_memory(
     gpus = q.parallel.gpus_per_node
     per_stage = [_per_gpu(q, share, factor, pao_pins_master) for share in shares]
     kinds: dict[tuple[object, ...], list[int]] = {}
-    for node in range(q.parallel.nodes):
-        key = (node == 0, *(_likeness(shares[stage]) for stage in _stages(q, node)))
-        kinds.setdefault(key, []).append(node)
+    for first, count in _alike(q):
+        key = (first == 0, *(_likeness(shares[stage]) for stage in _stages(q, first)))
+        kinds.setdefault(key, []).extend(range(first, first + count))
     arch = q.hardware.cpu_architecture
     base = c.of("host_base_gb", arch) * gpus / REFERENCE_GPUS[arch]
     head_extra = c.of("host_head_extra_gb", arch)
@@ -151,7 +151,7 @@ def node_memory(
     )
     for key, members in kinds.items():
         head = bool(key[0])
-        fullest = max(members, key=lambda node: sum(_total(per_stage[stage]) for stage in _stages(q, node)))
+        fullest = max(_ends(q, members), key=lambda node: sum(_total(per_stage[stage]) for stage in _stages(q, node)))
         held = [per_stage[stage] for stage in _stages(q, fullest)]
         found.append(
             _node(
@@ -172,7 +172,7 @@ def _node(
     rollout_gb: float,
 ) -> NodeMemory:
     held = tuple(held)
-    stages = tuple(sorted({stage for node in members for stage in _stages(q, node)}))
+    stages = tuple(sorted({stage for node in _ends(q, members) for stage in _stages(q, node)}))
     optimizer, parked = sum(x.optimizer for x in held) / GB, sum(x.parked for x in held) / GB
     gradients, master = sum(x.gradients for x in held) / GB, sum(x.master for x in held) / GB
     weights = sum(x.weights for x in held) / GB
@@ -209,10 +209,28 @@ def _merged(found: Sequence[NodeMemory]) -> tuple[NodeMemory, ...]:
     return tuple(found)
 
 
+def _alike(q: Question) -> Iterable[tuple[int, int]]:
+    """Runs of neighbouring nodes that hold the same stages: first node and count. Node 0 is a run of its own."""
+    gpus, block = q.parallel.gpus_per_node, q.parallel.ranks_per_stage
+    each = block // gpus if block % gpus == 0 else 1
+    yield 0, 1
+    if each > 1:
+        yield 1, each - 1
+    yield from ((first, each) for first in range(each, q.parallel.nodes, each))
+
+
 def _stages(q: Question, node: int) -> list[int]:
     """The stage of each GPU of the node."""
     gpus, block = q.parallel.gpus_per_node, q.parallel.ranks_per_stage
     return [rank // block for rank in range(node * gpus, (node + 1) * gpus)]
+
+
+def _ends(q: Question, members: Sequence[int]) -> Sequence[int]:
+    """One node of each stage among these, where a stage has several whole nodes; else all."""
+    gpus, block = q.parallel.gpus_per_node, q.parallel.ranks_per_stage
+    if block % gpus or block == gpus:
+        return members
+    return list({node * gpus // block: node for node in members}.values())
 
 
 def _likeness(share: Share) -> tuple[object, ...]:

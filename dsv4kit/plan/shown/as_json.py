@@ -174,12 +174,14 @@ def candidates_json(candidates: tuple[Candidate, ...], asked: Question) -> list[
             "pipeline_parallel_size": x.question.parallel.pipeline,
             "expert_parallel_size": x.question.parallel.expert,
             "context_parallel_size": x.question.parallel.context,
-            "layout": x.layout,
+            "layout": x.plan.layout,
             "set": changes(asked, x.question),
             "rollout": x.question.rollout and {"tensor": x.question.rollout.tensor, "data": x.question.rollout.data},
-            "gpu_need_gib": _r(x.gpu_need_gib),
-            "host_physical_gb": _r(x.host_physical_gb),
-            "steady_s": _r(x.steady_s),
+            "gpu_need_gib": _r(x.plan.memory.fullest_stage.need_gib),
+            "host_physical_gb": _r(x.plan.memory.fullest_node.physical_gb),
+            "steady_s": _r(x.plan.step.steady_s),
+            "gain_s": None if x.gain_s is None else _r(x.gain_s),
+            "beyond_error": x.real,
             "imbalance": _r(x.imbalance, 3),
         }
         for x in candidates

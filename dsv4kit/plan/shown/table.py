@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
-from dsv4kit.plan.counted.checkpoint_size import checkpoints_on_disk
-from dsv4kit.plan.proposals import as_set, changes
 from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
     from dsv4kit.plan.core import Plan
     from dsv4kit.plan.counted.gpu_memory import StageMemory
     from dsv4kit.plan.counted.host_memory import NodeMemory
-    from dsv4kit.plan.counted.inputs import Question
     from dsv4kit.plan.levers import Lever
-    from dsv4kit.plan.search import Candidate
 
 WIDTH = 100
 _BAR = 50
@@ -34,9 +30,9 @@ _PARTS: tuple[tuple[str, str, Callable[[NodeMemory], float]], ...] = (
 )
 
 
-def render(plan: Plan, levers: Sequence[Lever] = ()) -> str:
-    """The whole answer."""
-    blocks = [_verdict(plan), _head(plan), _gpu(plan), _phases(plan), _host(plan)]
+def render(plan: Plan, levers: Sequence[Lever] = (), least_nodes: int | None = None) -> str:
+    """The whole answer; `least_nodes` is said where it does not fit."""
+    blocks = [_verdict(plan, least_nodes), _head(plan), _gpu(plan), _phases(plan), _host(plan)]
     if plan.memory.rollout:
         blocks.append(_rollout(plan))
     blocks += [_checkpoint(plan), _time(plan), _warnings(plan)]
@@ -75,9 +71,13 @@ def _head(plan: Plan) -> str:
     return "\n".join(_wrapped(line) for line in lines)
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: Plan, least_nodes: int | None) -> str:
     """What somebody reads who reads five lines: whether it fits, what it costs, what a resume loses; then why."""
-    lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}", cost(plan), _loss(plan)]
+    least = f"; {least_nodes} nodes is the least that fits with these levers" if least_nodes else ""
+    stage = plan.memory.fullest_stage
+    used = f", {stage.need_gib:.0f} of {stage.limit_gib:.0f} GiB ({stage.fullest.low_gib:.0f} to"
+    used += f" {stage.fullest.high_gib:.0f})"
+    lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}{used}{least}", cost(plan), _loss(plan)]
     lines += [_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons]
     if plan.question.not_considered:
         lines.append(_wrapped("not considered: " + ", ".join(plan.question.not_considered), "  ", "    "))
@@ -227,9 +227,6 @@ def _checkpoint(plan: Plan) -> str:
     parts = ", ".join(f"{name} {_size(size)}" for name, size in c.parts_gb if size >= 1)
     text = f"Checkpoint [{', '.join(c.contents)}]: {_size(c.size_gb)} ({parts}), saved in about"
     text += f" {_duration(plan.segment.timing.save_s)}. {'Lossless' if c.lossless else 'LOSSY'}: {c.note}."
-    count, length = checkpoints_on_disk(plan.question.schedule), plan.question.schedule
-    stay = "all stay" if length.keep_last is None else f"KEEP_LAST={length.keep_last}"
-    text += f" The run's checkpoints need {_size(count * c.size_gb)}: {count} at the most ({stay})."
     return _wrapped(text)
 
 
@@ -284,33 +281,6 @@ def _levers(levers: Sequence[Lever]) -> str:
     header = ("What would change it", "GPU GiB", "then", "host GB", "then", "memory")
     settings = [f'  {lever.change}: SET="{lever.setting}"' for lever in levers]
     return table(header, rows) + "\n" + "\n".join(settings)
-
-
-def render_search(candidates: Sequence[Candidate], now: Candidate | None, asked: Question) -> str:
-    """The best layouts, best first, below the one in use; and how to take the first."""
-    if not candidates:
-        return "no legal layout for these nodes"
-    rows = []
-    for x in ([now] if now else []) + list(candidates):
-        p, r = x.question.parallel, x.question.rollout
-        rows.append(
-            (
-                f"now: {x.verdict}" if x is now else x.verdict,
-                f"{p.pipeline}",
-                f"{p.expert}",
-                f"{p.context}",
-                f"{r.tensor}x{r.data}" if r else "-",
-                f"{x.gpu_need_gib:.0f}",
-                f"{x.host_physical_gb:.0f}",
-                f"{x.steady_s:.0f}",
-                f"{x.imbalance:.2f}",
-                x.layout,
-            )
-        )
-    header = ("", "PP", "EP", "CP", "rollout", "GPU GiB", "host GB", "step s", "imbalance", "layout")
-    note = "step s is extrapolated for every layout that was not measured; rollout is TP x DP"
-    changed = as_set(changes(asked, candidates[0].question))
-    return "\n".join([table(header, rows), note, f'the first: SET="{changed}"' if changed else "the first is in use"])
 
 
 def _size(gb: float) -> str:

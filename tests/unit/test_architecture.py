@@ -134,7 +134,6 @@ def test_no_class_name_occurs_twice() -> None:
 USED_FROM_OUTSIDE = {
     "CpuPlatform": "vLLM asks for the platform plugin by its path",
     "SeededSingleTurn": "verl reads it from deterministic.yaml",
-    "compute_score": "verl calls the reward function by its name",
     "apply_retention": "not called yet: nothing prunes checkpoints",
     "retention_plan": "not called yet: nothing prunes checkpoints",
     "NEVER_STARTED": "the batch script writes it",

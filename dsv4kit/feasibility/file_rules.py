@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from dsv4kit import hints
+from dsv4kit.errors import nearest
 from dsv4kit.feasibility.case import Case, Refusal
 from dsv4kit.weights import model_check
+
+# What verl calls where no name is given (trainer/config/reward/reward.yaml).
+_REWARD = "compute_score"
 
 
 def readable(case: Case) -> Iterator[Refusal]:
@@ -47,6 +52,27 @@ def whole_model(case: Case) -> Iterator[Refusal]:
     if (directory / model_check.INDEX).exists() and (absent := model_check.absent(directory)):
         why = f"{absent[0]} of {model_check.INDEX} is missing ({len(absent)} files are)"
         yield Refusal("model.path", path, said, why, f"`{hints.command('prepare model', MODEL_PATH=path)}` shows all")
+
+
+def reward_function(case: Case) -> Iterator[Refusal]:
+    """A reward function of one's own has to be Python, and there by its name: verl looks an hour later."""
+    path, name = case.settings.reward.function_path, case.settings.reward.function_name or _REWARD
+    if path is None or "://" in path or not os.path.isfile(path):
+        return
+    said = case.sources.get("reward.function_path", "reward.function_path")
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError) as error:
+        line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        yield Refusal("reward.function_path", path, said, f"{path}{line}: cannot be read as Python: {error}")
+        return
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    others = any(isinstance(node, ast.Assign | ast.Import | ast.ImportFrom | ast.If | ast.Try) for node in tree.body)
+    # A name may also come from an import or an assignment, which only Python itself can follow.
+    mentioned = others and any(name in (getattr(node, "id", ""), getattr(node, "name", "")) for node in ast.walk(tree))
+    if name not in defined and not mentioned:
+        why = f"{path}: has no function {name!r}{nearest(name, defined)}"
+        yield Refusal("reward.function_path", path, said, why, "SET=reward.function_name=NAME says which")
 
 
 def data(case: Case) -> Iterator[Refusal]:

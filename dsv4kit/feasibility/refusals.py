@@ -47,6 +47,7 @@ OF_FILES: tuple[Rule, ...] = (
     image_rules.fits,
     file_rules.readable,
     file_rules.whole_model,
+    file_rules.reward_function,
     file_rules.data,
     verl_rules.known_keys,
 )

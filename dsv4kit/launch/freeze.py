@@ -10,6 +10,8 @@ from pathlib import Path
 
 from dsv4kit import libraries
 from dsv4kit.config.paths import ROOT
+from dsv4kit.config.schema import Settings
+from dsv4kit.run.directory import RunDir
 
 # The standard library (and submitit) is all they import.
 _PACKAGES = ("checkpoint", "node", "plugin", "run")
@@ -29,6 +31,27 @@ def freeze(destination: Path) -> None:
         _copy(ROOT / "dsv4kit" / name, package / name)
     (package / "node" / FIRST).rename(destination / FIRST)
     libraries.copy_to(destination, _copy)
+
+
+def reward_file(settings: Settings) -> Path | None:
+    """The file with a reward function of the user's; None where there is none, or it is a module of the image."""
+    path = settings.reward.function_path
+    return None if path is None or "://" in path else Path(path)
+
+
+def freeze_reward(settings: Settings, run: RunDir) -> None:
+    """Copies the user's reward function into the run, so that a run never changes it halfway."""
+    if (source := reward_file(settings)) is not None:
+        run.own.mkdir()
+        shutil.copy2(source, run.own / source.name)
+
+
+def with_frozen_reward(settings: Settings, run: RunDir) -> Settings:
+    """The settings as the run's trainer is told them: with its own copy of the reward function."""
+    if (source := reward_file(settings)) is None:
+        return settings
+    reward = settings.reward.model_copy(update={"function_path": str(run.own / source.name)})
+    return settings.model_copy(update={"reward": reward})
 
 
 def renew(kit: Path, back: contextlib.ExitStack) -> None:

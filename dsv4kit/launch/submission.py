@@ -32,7 +32,7 @@ from dsv4kit.feasibility.verl_rules import NOT_SET
 from dsv4kit.launch import ownership
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
-from dsv4kit.launch.freeze import freeze
+from dsv4kit.launch.freeze import freeze, freeze_reward, with_frozen_reward
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import write_record
 from dsv4kit.launch.segment_option import asks_for_segment
@@ -155,7 +155,7 @@ class Submission:
     def overrides(self) -> list[str]:
         """verl's overrides as argv of the driver, checked against verl's own configuration."""
         told = overrides.traced(
-            self.resolved.settings,
+            with_frozen_reward(self.resolved.settings, self.run),
             run_name=self.run.name,
             model_path=self.model_path or NOT_SET,
             data_dir=self.data_dir or NOT_SET,
@@ -307,6 +307,7 @@ class Submission:
                 os.makedirs(spec.checkpoint_dir, exist_ok=True)
                 claimed = Path(spec.checkpoint_dir) if ownership.claim(Path(spec.checkpoint_dir), self.run) else None
             freeze(staging.kit)
+            freeze_reward(self.resolved.settings, staging)
             node_spec.write(staging, spec.as_dict())
             write_record(staging, self.frozen())
             staging.save_chain([], self.run.job_name)

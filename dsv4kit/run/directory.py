@@ -5,6 +5,7 @@
     <run>/chain.json                  the segments and their job ids
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
+    <run>/own/                        the user's reward function, as it was at the submission
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
     <run>/report.html                 what the run was, written by `report`
     <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; where segments submit
@@ -304,6 +305,11 @@ class RunDir:
     def kit(self) -> Path:
         """Frozen node runtime."""
         return self.path / "kit"
+
+    @property
+    def own(self) -> Path:
+        """Frozen code of the user's: the reward function's file."""
+        return self.path / "own"
 
     @property
     def checkpoints(self) -> Path:

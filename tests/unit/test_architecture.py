@@ -135,7 +135,6 @@ def test_no_class_name_occurs_twice() -> None:
 USED_FROM_OUTSIDE = {
     "CpuPlatform": "vLLM asks for the platform plugin by its path",
     "SeededSingleTurn": "verl reads it from deterministic.yaml",
-    "compute_score": "verl calls the reward function by its name",
     "NEVER_STARTED": "the batch script writes it",
     "differing": "what deterministic mode promises, for the tests that hold it to it",
     "Recorded": "what was written down of an image, for the tests that have no image",

@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     submission.check()
     for note in submission.case.data.notes:
         print(f"dsv4kit: data: {note}", file=sys.stderr)
+    for note in submission.notes:
+        print(f"dsv4kit: image: {note}", file=sys.stderr)
     if submission.missing and not args.dry_run:
         name = submission.missing[0]
         raise UserError(f"{name}: not set; {submission.resolved.settings.model.name} needs {_NEEDED[name]}")

@@ -7,7 +7,9 @@ from typing import Any
 
 from dsv4kit.config.loading import hardware_of, names
 from dsv4kit.config.schema import Hardware, Settings
+from dsv4kit.feasibility import image_needs
 from dsv4kit.feasibility.case import Case, ImageFacts, Refusal
+from dsv4kit.plugin.found import Facts, clashes
 
 KEY = "container.image"
 
@@ -46,6 +48,31 @@ def _manifest(manifest: Mapping[str, Any], readable_format: int, settings: Setti
     if _same_kernels(built_for, hardware) and built_for == hardware.name and settings.profile not in profiles:
         made_for = ", ".join(map(str, profiles)) or "no profile"
         yield f"it was built for {made_for}, and not for {settings.profile}"
+    for row in manifest.get("needs", ()):
+        if (row["model"], row["recipe"]) == (settings.model.name, settings.recipe.name) and row["missing"]:
+            yield f"it cannot run {settings.recipe.name} of {settings.model.name}: {'; '.join(row['missing'][:3])}"
+    if facts := manifest.get("facts"):
+        known = Facts(**{key: value for key, value in facts.items() if key in Facts._fields})
+        # Of the kernels the settings' own rules speak, with the setting's name.
+        rollout = {key: value for key, value in image_needs.asked(settings).items() if key == "data_parallel"}
+        yield from clashes(known, rollout)
+
+
+def unknown(image: ImageFacts | None, settings: Settings) -> Iterator[str]:
+    """What a run needs of its image and nothing here can tell: notes for a person, no refusals."""
+    if not image_needs.asked(settings):
+        return
+    manifest = (image.manifest if image else None) or {}
+    if "needs" not in manifest:
+        yield (
+            f"what the image has is not known here: each node looks before a segment whether it can run"
+            f" {settings.recipe.name} of {settings.model.name}, and `doctor NODES=2` does so now"
+        )
+    if settings.optimizer.cpu_offload and not manifest.get("features", {}).get("contains", {}).get("verl"):
+        yield (
+            "verl #8235 (resume of an offloaded optimizer) cannot be told from verl's source: main from 0bd668c on"
+            " has it, no release up to 0.9.1 does; an image that the kit builds has the commit checked"
+        )
 
 
 def _same_kernels(built_for: str, hardware: Hardware) -> bool:

@@ -21,7 +21,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 # DeepGEMM's MXFP4 experts on GB200 died in vLLM's profiling run at 10,240 batched tokens, and ran at this many.
 _DEEP_GEMM_TOKENS = 4096
-_BLACKWELL = 100
+_HOPPER, _BLACKWELL = 90, 100
 _PLUGINS = Path(__file__).parents[1] / "plugin"
 
 
@@ -153,7 +153,8 @@ def deep_gemm(case: Case) -> Iterator[Refusal]:
     if is_sft(settings):
         return
     chosen = settings.kernels.moe_backend
-    backend = chosen or (case.features.moe_backend if settings.engine.backend == "megatron" else None)
+    unnamed = case.found.chosen_experts if case.found else case.features.moe_backend
+    backend = chosen or (unnamed if settings.engine.backend == "megatron" else None)
     if backend is None or "deep_gemm" not in backend:
         return
     key = "kernels.moe_backend"
@@ -173,17 +174,22 @@ def deep_gemm(case: Case) -> Iterator[Refusal]:
 
 
 def dsa_fusion(case: Case) -> Iterator[Refusal]:
-    """verl #6603."""
+    """Megatron-LM `transformer_config.py`: SM100 in June (verl #6603's commit), SM90 on dev since 3 July.
+
+    What the image's Megatron wants decides where it is known, else that of the stack for the recipe; nodes look again.
+    """
     settings, key = case.settings, "apply_dsa_kernel_fusion"
     architecture = settings.hardware.sm_architecture or _BLACKWELL
-    if architecture >= _BLACKWELL or settings.hardware.device == "cpu":
+    wanted = (case.found and case.found.fused_attention_from) or (_BLACKWELL if is_sft(settings) else _HOPPER)
+    if architecture >= wanted or settings.hardware.device == "cpu":
         return
     asked = [("kernels.dsa_fusion", settings.kernels.dsa_fusion)]
     asked += [(f"verl.{name}", value) for name, value in settings.verl.items() if name.endswith(key)]
     for name, value in asked:
         if value:
             has = f"{settings.hardware.name} has {architecture / 10:.1f}"
-            why = f"the fused sparse-attention kernels need compute capability 10.0, {has}"
+            whose = "the image's" if case.found and case.found.fused_attention_from else "this recipe's"
+            why = f"{whose} Megatron runs fused sparse attention from compute capability {wanted / 10:.1f} on, {has}"
             yield case.refusal(name, value, why, "False is right here")
 
 

@@ -23,6 +23,8 @@ _SHAPES = {
     "imports": dict,
     "profiles": list,
     "patches": list,
+    "needs": list,
+    "facts": dict,
     "hardware": str,
 }
 

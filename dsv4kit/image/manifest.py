@@ -133,6 +133,7 @@ def sha_problems(facts: Mapping[str, Any], shas: Mapping[str, str]) -> list[str]
 def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     """(the manifest, what does not hold)."""
     from dsv4kit.image import patches, probes
+    from dsv4kit.plugin import needs
 
     facts = json.loads((directory / "image.json").read_text(encoding="utf-8"))
     problems = []
@@ -146,6 +147,9 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     problems += probes.feature_problems(facts["verl"])
     profiles, wrong = probes.profile_problems(facts["hardware"], facts["recipe"], facts["verl"], facts["device"])
     problems += wrong
+    needed = [needs.report(model, facts["recipe"]) for model in probes.models(facts["hardware"], facts["recipe"])]
+    for report in needed:
+        problems += [f"{report['model']}, {report['recipe']}: {line}" for line in report["missing"]]
     with as_driver(None if Path("/dev/nvidiactl").exists() else stub) as driver:
         rows = patches.outcomes(driver)
     problems += patches.problems(rows)
@@ -156,6 +160,8 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
         "git": shas,
         "features": {"verl": facts["verl"], **probes.features(facts["verl"]), "contains": facts["contains"]},
         "profiles": profiles,
+        "needs": [{key: report[key] for key in ("model", "recipe", "ok", "missing")} for report in needed],
+        "facts": needs.report("", "")["facts"],
         "imports": {name: tried.how for name, tried in imports.items()},
         "patches": rows,
         "complaints": complaints(),

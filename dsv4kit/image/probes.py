@@ -102,6 +102,12 @@ def profile_problems(hardware: str, recipe: str, row: str, device: str) -> tuple
     return checked, wrong
 
 
+def models(hardware: str, recipe: str) -> list[str]:
+    """Every model that profiles of this hardware and recipe train, by name."""
+    fitting = (c for c in combinations().values() if (c["hardware"], c["recipe"]) == (hardware, recipe))
+    return sorted({combination["model"] for combination in fitting})
+
+
 def _check(combination: dict[str, str], row: str) -> None:
     chosen = [Override("engine.verl", row, "the image's stack")]
     settings = load_settings(combination["hardware"], combination["model"], combination["recipe"], chosen).settings

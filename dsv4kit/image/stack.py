@@ -162,6 +162,11 @@ def stacks() -> dict[str, Stack]:
     return found
 
 
+def stack_of(hardware: str, recipe: str) -> Stack | None:
+    """The stack for that hardware and recipe."""
+    return next((s for s in stacks().values() if hardware in s.hardware and s.recipe == recipe), None)
+
+
 def stack_for(hardware: str, name: str | None = None) -> Stack:
     """The stack of that name, or the one for what the hardware trains by default."""
     recipe = hardware_defaults(hardware).get("recipe")

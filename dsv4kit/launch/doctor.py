@@ -139,12 +139,13 @@ def image(submission: Submission) -> Iterator[Finding]:
     if path is None:
         return
     wrong = [*site_files.image_problems(path)]
-    manifest = None
+    manifest, notes = None, []
     try:
         if not wrong:
             facts = fit.inside(path)
             wrong += [refusal.line for refusal in image_rules.refused(facts, submission.resolved.settings)]
         if not wrong:
+            notes = list(image_rules.unknown(facts, submission.resolved.settings))
             processor, manifest = facts.architecture, facts.manifest
             stack = f"stack {manifest.get('stack')}" if manifest else "made without the kit, so not looked into further"
             kind = f"{processor or 'unknown processor'}, {stack}"
@@ -155,6 +156,7 @@ def image(submission: Submission) -> Iterator[Finding]:
     yield from (Finding("problem", "image", problem) for problem in wrong)
     if not wrong:
         yield Finding("ok", "image", f"{path}: {os.path.getsize(path) / 1e9:.1f} GB, {kind}")
+    yield from (Finding("warning", "image", note) for note in notes)
     for well, text in patches.lines((manifest or {}).get("patches", [])):
         yield Finding("ok" if well else "warning", "patch", text)
 

@@ -23,7 +23,7 @@ from dsv4kit.config.loading import Resolved, source_of
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.feasibility import verl_rules
+from dsv4kit.feasibility import image_needs, image_rules, verl_rules
 from dsv4kit.feasibility.case import Case, ImageFacts
 from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.refusals import at_submission, refuse
@@ -112,6 +112,11 @@ class Submission:
             ownership.check(Path(settings.checkpoint.directory), self.run, named)
 
     @property
+    def notes(self) -> list[str]:
+        """What the image has to have and nothing here can tell."""
+        return list(image_rules.unknown(self.image, self.resolved.settings)) if self.site.container.image else []
+
+    @property
     def missing(self) -> list[str]:
         """Variables that have to be set before the run can be submitted."""
         settings = self.resolved.settings
@@ -196,7 +201,17 @@ class Submission:
                 max_attempts_without_progress=settings.watch.max_attempts_without_progress,
                 restarts=settings.watch.restarts,
             ),
+            needs=self._needs(),
         )
+
+    def _needs(self) -> dict[str, Any]:
+        """What the nodes look for in the image, and which stack would have it."""
+        from dsv4kit.image.stack import stack_of
+
+        needs = image_needs.of_run(self.resolved.settings, self.overrides)
+        if needs and (stack := stack_of(self.resolved.settings.hardware.name, self.resolved.settings.recipe.name)):
+            needs["stack"] = stack.name
+        return needs
 
     def _env(self) -> dict[str, str]:
         """The profile's environment, the site's over it, and over both what the user set by hand."""

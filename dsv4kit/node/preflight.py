@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from dsv4kit.node import inventory, ports
+from dsv4kit.node import contents, inventory, ports
 from dsv4kit.run.node_files import NodeFiles, NodeReport
 from dsv4kit.run.node_spec import NodeSpec
 
@@ -34,6 +34,7 @@ def check(spec: NodeSpec, address: str, own: NodeFiles) -> NodeReport:
         *_gpus(spec.ray.gpus, spec.device),
         *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
         *_fabric(spec.env, inventory.imex_channels()),
+        *contents.problems(spec.needs),
     ]
     slurm_node = os.environ.get("SLURMD_NODENAME", "")
     return NodeReport(own.host, address, problems, round(available / GIB, 1), time.time(), slurm_node=slurm_node)

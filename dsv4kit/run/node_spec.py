@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsv4kit.run.directory import RunDir
@@ -45,7 +45,8 @@ class NodeSpec:
     """Everything the agents need; paths are absolute and valid on every node, inside the container if there is one.
 
     `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
-    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO.
+    `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `needs` is what the packages
+    inside have to have (`model`, `recipe`, `fields`, `asked`: see plugin/needs.py); empty: nothing is looked for.
     """
 
     run: str
@@ -72,6 +73,7 @@ class NodeSpec:
     sample_interval_s: float
     ray: NodeResources
     limits: Limits
+    needs: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, run: RunDir) -> NodeSpec:

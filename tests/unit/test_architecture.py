@@ -28,9 +28,9 @@ ALLOWED = {
     "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
     "weights": {"checkpoint", "errors", "weights"},
     "prepare": {"errors", "prepare"},
-    "feasibility": {"config", "errors", "feasibility", "hints", "plan", "verl_keys", "weights"},
+    "feasibility": {"config", "errors", "feasibility", "hints", "plan", "plugin", "verl_keys", "weights"},
     "image": {
-        *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "run", "templates"),
+        *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "plugin", "run", "templates"),
         "verl_keys",
     },
     "sandbox": {

@@ -87,7 +87,8 @@ PATCHES = [
 
 
 def test_the_patches_that_apply_in_the_image_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inside = {"stack": "pro-grpo", "patches": PATCHES}
+    inside = {"stack": "pro-grpo", "patches": PATCHES, "needs": []}
+    inside |= {"features": {"contains": {"verl": ["0bd668c"]}}}
     monkeypatch.setattr(doctor.image_rules, "refused", lambda *_: [])
     monkeypatch.setattr(doctor.fit, "inside", lambda path: ImageFacts(path, "aarch64", inside, 1))
     findings = list(doctor.image(submission(tmp_path, FakeSlurm())))

@@ -72,11 +72,11 @@ def problems(profile: str, *changes: Override) -> list[str]:
         ),
         ("pro-grpo-h100", [raw(f"{ACTOR}.checkpoint.async_save", True)], "breaks with megatron-core 0.19"),
         ("flash-sft-h100", [raw("checkpoint.async_save", True)], "breaks with megatron-core 0.19"),
-        ("pro-grpo-h100", [setting("kernels.dsa_fusion", True)], "need compute capability 10.0, h100 has 9.0"),
+        ("flash-sft-h100", [setting("kernels.dsa_fusion", True)], "from compute capability 10.0 on, h100 has 9.0"),
         (
             "flash-sft-h200",
             [raw("engine.override_transformer_config.apply_dsa_kernel_fusion", True)],
-            "need compute capability 10.0",
+            "from compute capability 10.0 on",
         ),
         (
             "pro-grpo-h100",

@@ -58,6 +58,23 @@ SETTINGS = (
     Variable("OPTIMIZER_OFFLOAD_FRACTION", "share of Adam that runs on the CPU", "optimizer.offload_fraction"),
     Variable("ROUTER_REPLAY_MODE", "disabled, R2 or R3", "rollout.router_replay"),
     Variable("ROLLOUT_MOE_BACKEND", "vLLM's expert kernels; none: upstream's default", "kernels.moe_backend"),
+    # The names of upstream's scripts, for those who bring a command line.
+    Variable("MAX_PROMPT_LENGTH", "tokens of the longest prompt", "data.max_prompt_length"),
+    Variable("MAX_RESPONSE_LENGTH", "tokens of the longest response", "data.max_response_length"),
+    Variable("TRAIN_BATCH_SIZE", "prompts of one step", "data.train_batch_size"),
+    Variable("ROLLOUT_N", "samples per prompt", "rollout.n"),
+    Variable("ROLLOUT_TP", "tensor parallelism of the rollout", "rollout.tensor_model_parallel_size"),
+    Variable("ACTOR_PP", "pipeline parallelism of the actor", "parallel.actor.pipeline_parallel_size"),
+    Variable("ACTOR_EP", "expert parallelism of the actor", "parallel.actor.expert_parallel_size"),
+    Variable("TOTAL_TRAINING_STEPS", "as STEPS", "schedule.steps"),
+    Variable("PROJECT_NAME", "project under which trackers file the run", "tracking.project"),
+    Variable("EXPERIMENT_NAME", "experiment in it; default: the run's name", "tracking.experiment"),
+    Variable("CKPTS_DIR", "directory of the checkpoints; default: in the run", "checkpoint.directory"),
+    Variable(
+        "VERL_MEGATRON_OPTIMIZER_COMPAT",
+        "0: without the two optimizer fixes (docs/fixes/)",
+        "env.VERL_MEGATRON_OPTIMIZER_COMPAT",
+    ),
     Variable("LOGGER", "where verl sends metrics, e.g. console,wandb", "loggers", listed=True, separator=","),
 )
 SELECTION = (

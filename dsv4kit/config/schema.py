@@ -175,6 +175,9 @@ class Rollout(Section):
     max_num_seqs: PositiveInt | None = Field(
         default=None, description="sequences one DP rank works on at a time; null: its even share of a step's samples"
     )
+    max_model_len: PositiveInt | None = Field(
+        default=None, description="longest sequence vLLM takes; null: longest prompt + longest response"
+    )
     kv_cache_dtype: str | None = Field(default=None, description="vLLM's kv_cache_dtype; null: vLLM decides")
 
 
@@ -252,6 +255,9 @@ class ActorParallel(Section):
     pipeline_parallel_size: PositiveInt = 1
     expert_parallel_size: PositiveInt = 1
     context_parallel_size: PositiveInt = 1
+    expert_tensor_parallel_size: PositiveInt = Field(
+        default=1, description="ranks one expert is split over; verl's scripts for this model and the planner have 1"
+    )
     layout: str | None = Field(default=None, description="pipeline layout string; null: the planner generates one")
     mtp: bool = Field(default=False, description="the multi-token-prediction layers are built and trained")
     micro_batch_tokens: PositiveInt | None = Field(
@@ -265,7 +271,9 @@ class RolloutParallel(Section):
     data_parallel_size: PositiveInt = 1
     expert_parallel_size: PositiveInt | None = Field(default=None, description="1 or TP x DP; null: TP x DP")
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), NUMBER] = 0.5
-    max_num_batched_tokens: PositiveInt = Field(default=8192, description="sets the peak of vLLM's profiling run")
+    max_num_batched_tokens: PositiveInt | None = Field(
+        default=None, description="sets the peak of vLLM's profiling run; null: longest prompt + longest response"
+    )
 
 
 class Parallel(Section):
@@ -301,7 +309,12 @@ class VerlEngine(Section):
         default="0.9.1", description="the image's verl, by its name in verl_keys/features.yaml: what it has and lacks"
     )
     full_recompute: bool = Field(
-        default=False, description="every layer's activations are computed again in the backward pass (uniform, 1)"
+        default=False, description="every layer's activations are computed again in the backward pass (uniform)"
+    )
+    recompute_num_layers: PositiveInt = Field(
+        default=1,
+        description="layers of one recomputed stretch, with full_recompute; the planner counts with 1. More keep fewer"
+        " layer inputs and compute longer stretches again",
     )
 
 
@@ -330,6 +343,15 @@ Logger = Literal[
 ]
 
 
+class Tracking(Section):
+    """Under which names trackers file the run."""
+
+    project: str = Field(default="dsv4kit", description="verl's trainer.project_name (PROJECT_NAME)")
+    experiment: str | None = Field(
+        default=None, description="verl's trainer.experiment_name (EXPERIMENT_NAME); null: the run's name"
+    )
+
+
 class Settings(Section):
     """One resolved profile."""
 
@@ -353,6 +375,7 @@ class Settings(Section):
         default=["console", "file"],
         description="where verl sends metrics (LOGGER); console and file are always among them, the kit reads both",
     )
+    tracking: Tracking = Field(default=Tracking(), description="names for trackers")
     deterministic: bool = Field(description="a seed per sample and a fixed batch order: resumes are bit-identical")
     plugins: dict[ModuleName, bool] = Field(
         description="module: whether verl imports it in every process (VERL_USE_EXTERNAL_MODULES)"

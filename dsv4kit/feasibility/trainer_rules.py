@@ -14,7 +14,14 @@ from dsv4kit.config.schema import Settings
 from dsv4kit.errors import nearest
 from dsv4kit.feasibility.case import Case, Refusal
 from dsv4kit.plan.counted.checks import fits_rollout_tensor
-from dsv4kit.verl_keys.pairs import data_parallel, is_sft, longest_sequence, micro_batch_tokens, replica_gpus
+from dsv4kit.verl_keys.pairs import (
+    batched_tokens,
+    data_parallel,
+    is_sft,
+    longest_sequence,
+    micro_batch_tokens,
+    replica_gpus,
+)
 from dsv4kit.verl_keys.rollout import expert_parallel
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -30,7 +37,7 @@ def node_unit(settings: Settings) -> int:
     actor, per_node = settings.parallel.actor, settings.hardware.gpus_per_node
     gpus = math.lcm(
         actor.tensor_parallel_size * actor.pipeline_parallel_size * actor.context_parallel_size,
-        actor.pipeline_parallel_size * actor.expert_parallel_size,
+        actor.pipeline_parallel_size * actor.expert_parallel_size * actor.expert_tensor_parallel_size,
         1 if is_sft(settings) else replica_gpus(settings),
     )
     return math.lcm(gpus, per_node) // per_node
@@ -159,7 +166,7 @@ def deep_gemm(case: Case) -> Iterator[Refusal]:
         return
     key = "kernels.moe_backend"
     default = "" if chosen else f"leaves verl {case.features.name} its default, {backend}, which "
-    architecture, tokens = settings.hardware.sm_architecture or 0, settings.parallel.rollout.max_num_batched_tokens
+    architecture, tokens = settings.hardware.sm_architecture or 0, batched_tokens(settings)
     if architecture < _BLACKWELL:
         why = f"fails on {settings.hardware.name} at load_model, its kernel needs compute capability 10.0"
         yield case.refusal(key, chosen, default + why, "marlin works")
@@ -229,7 +236,7 @@ def learning_rate(case: Case) -> Iterator[Refusal]:
             "verl does not load the schedule's state by itself (verl #7953)",
             f"also VERL={prefix}.use_checkpoint_opt_param_scheduler=True",
         )
-    elif not case.verl(f"{prefix}.lr_decay_steps"):
+    elif not is_sft(settings) and not case.verl(f"{prefix}.lr_decay_steps"):
         yield case.refusal(
             name,
             value,
@@ -311,6 +318,18 @@ def kit_modules(case: Case) -> Iterator[Refusal]:
             yield case.refusal(key, value, f"the kit has no module {name!r}{nearest(name, known)}")
 
 
+def unseen(case: Case) -> Iterator[Refusal]:
+    """Keys that change what is split or loaded behind the back of checks and plan."""
+    for key, value in case.settings.verl.items():
+        name = key.rpartition(".")[2]
+        if name == "virtual_pipeline_model_parallel_size" and value is not None:
+            why = "the kit's pipeline layout and its plan know no virtual stages"
+            yield case.refusal(f"verl.{key}", value, why, "SET=parallel.actor.layout=... with one part per stage")
+        elif name == "load_contents":
+            why = "a resume loads exactly what the run saved"
+            yield case.refusal(f"verl.{key}", value, why, "SET=checkpoint.contents=... sets both")
+
+
 def dead_keys(case: Case) -> Iterator[Refusal]:
     """Keys verl has and never reads."""
     for key, reason in DEAD.items():
@@ -343,6 +362,7 @@ RULES = (
     determinism,
     kit_modules,
     dead_keys,
+    unseen,
     mini_batch,
     batch_tokens,
 )

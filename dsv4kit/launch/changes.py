@@ -32,12 +32,15 @@ _FREE = (
     "optimizer.param_offload",
     "optimizer.optimizer_offload",
     "engine.full_recompute",
+    "engine.recompute_num_layers",
+    "tracking.",
 )
 # These change how sums are grouped or what runs side by side: the same mathematics, other last digits.
 _OTHER_DIGITS = (
     "parallel.actor.micro_batch_tokens",
     "parallel.rollout.gpu_memory_utilization",
     "parallel.rollout.max_num_batched_tokens",
+    "rollout.max_model_len",
     "rollout.max_num_seqs",
 )
 _LAYOUT = (

@@ -107,12 +107,13 @@ def _hardware(hardware: schema.Hardware) -> NodeKind:
 
 def _rollout(settings: schema.Settings) -> RolloutSplit:
     rollout, tensor = settings.parallel.rollout, settings.rollout.tensor_model_parallel_size
+    longest = settings.data.max_prompt_length + settings.data.max_response_length
     return RolloutSplit(
         tensor=tensor,
         data=rollout.data_parallel_size,
         expert=rollout.expert_parallel_size or tensor * rollout.data_parallel_size,
         utilization=rollout.gpu_memory_utilization,
-        max_batched_tokens=rollout.max_num_batched_tokens,
+        max_batched_tokens=rollout.max_num_batched_tokens or longest,
         # verl puts vLLM to sleep with its weights kept on the host when MTP drafts tokens (vllm_async_server.py).
         sleep_level=1 if settings.parallel.actor.mtp else 2,
     )

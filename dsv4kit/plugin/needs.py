@@ -3,8 +3,8 @@
     python -m dsv4kit.plugin.needs MODEL RECIPE [FIELD ...] [KEY=VALUE ...]
 
 prints one JSON object: `ok`, `missing` (a line each), `versions`, `facts`. FIELDs are keys that the run gives
-Megatron's configuration (below `override_transformer_config`); each must be a field of it. KEY=VALUE, in JSON, is what a
-run asks for besides (`found.clashes`). Exit code 1 when something is missing.
+Megatron's configuration (below `override_transformer_config`); each must be a field of it. KEY=VALUE, in JSON, is what
+a run asks for besides (`found.clashes`). Exit code 1 when something is missing.
 
 What is needed stands in needs.yaml. The packages' source is read and nothing of it imported: importing them needs
 minutes, a driver, or a GPU, and proves little: what Megatron-Bridge imports exists in a Megatron without V4 too.

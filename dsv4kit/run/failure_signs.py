@@ -33,7 +33,8 @@ _SIGNS = (
     (ends.GPU_FAULT, r"(no CUDA-capable device is detected|CUDA driver initialization failed)"),
     (
         ends.KERNEL_FAULT,
-        r"illegal memory access|CUDA error: (misaligned address|an illegal instruction|unspecified launch)",
+        r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|"
+        r"CUDA error: (misaligned address|an illegal instruction|unspecified launch)",
     ),
     (ends.KERNEL_FAULT, r"device-side assert triggered|CUBLAS_STATUS_|CUDNN_STATUS_|no kernel image is available"),
     (

@@ -19,10 +19,10 @@ def engine(settings: Settings, features: Features, prefix: str, layout: str | No
         ("pipeline_model_parallel_size", actor.pipeline_parallel_size, "pipeline_parallel_size"),
         ("expert_model_parallel_size", actor.expert_parallel_size, "expert_parallel_size"),
         ("context_parallel_size", actor.context_parallel_size, "context_parallel_size"),
+        # 1 unless said otherwise, which verl would not do: its own default is the tensor parallel size.
+        ("expert_tensor_parallel_size", actor.expert_tensor_parallel_size, "expert_tensor_parallel_size"),
     ):
         yield Pair(f"{prefix}.{name}", value, f"parallel.actor.{setting}")
-    # Experts are never split by tensor parallelism: verl's scripts for this model.
-    yield Pair(f"{prefix}.expert_tensor_parallel_size", 1, "parallel.actor.tensor_parallel_size")
     yield Pair(f"{prefix}.param_offload", optimizer.param_offload, "optimizer.param_offload")
     yield Pair(f"{prefix}.optimizer_offload", optimizer.optimizer_offload, "optimizer.optimizer_offload")
     if features.grad_offload:
@@ -47,8 +47,11 @@ def _transformer(settings: Settings, prefix: str, layout: str | None) -> Pairs:
     """Fields of Megatron's own configuration of the model."""
     actor, kernels = settings.parallel.actor, settings.kernels
     if settings.engine.full_recompute:
-        for name, value in (("granularity", "full"), ("method", "uniform"), ("num_layers", 1)):
+        for name, value in (("granularity", "full"), ("method", "uniform")):
             yield Pair(f"{prefix}.recompute_{name}", value, "engine.full_recompute")
+        yield Pair(
+            f"{prefix}.recompute_num_layers", settings.engine.recompute_num_layers, "engine.recompute_num_layers"
+        )
     if actor.pipeline_parallel_size > 1:
         # Always said: the bridge's own layout breaks the rule on hash layers at PP32, and weighs no embedding or head.
         yield Pair(f"{prefix}.pipeline_model_parallel_layout", actor.layout or layout, "parallel.actor.layout")

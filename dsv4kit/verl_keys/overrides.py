@@ -117,8 +117,8 @@ def _typed(
 def _trainer(settings: Settings, run_name: str, run_dir: str) -> Pairs:
     """What both trainers call the same."""
     schedule = settings.schedule
-    yield Pair("trainer.project_name", "dsv4kit", "profile")
-    yield Pair("trainer.experiment_name", run_name, "profile")
+    yield Pair("trainer.project_name", settings.tracking.project, "tracking.project")
+    yield Pair("trainer.experiment_name", settings.tracking.experiment or run_name, "tracking.experiment")
     yield Pair("trainer.nnodes", schedule.nodes, "schedule.nodes")
     yield Pair("trainer.n_gpus_per_node", settings.hardware.gpus_per_node, "hardware.gpus_per_node")
     yield Pair("trainer.device", settings.hardware.device, "hardware.device")

@@ -31,6 +31,11 @@ def longest_sequence(settings: Settings) -> int:
     return settings.data.max_prompt_length + settings.data.max_response_length
 
 
+def batched_tokens(settings: Settings) -> int:
+    """Tokens vLLM works on in one step of a replica's rank: those of one longest sequence unless said otherwise."""
+    return settings.parallel.rollout.max_num_batched_tokens or longest_sequence(settings)
+
+
 def micro_batch_tokens(settings: Settings) -> int:
     """Tokens of one packed micro-batch on one rank; verl multiplies by CP."""
     actor = settings.parallel.actor

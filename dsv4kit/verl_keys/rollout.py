@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsv4kit.config.schema import Settings
 from dsv4kit.errors import UserError
-from dsv4kit.verl_keys.pairs import Pair, Pairs, is_sft, longest_sequence, replica_gpus, world
+from dsv4kit.verl_keys.pairs import Pair, Pairs, batched_tokens, is_sft, longest_sequence, replica_gpus, world
 
 _SEED = "actor_rollout_ref.rollout.seed"
 _VERL_SEED = 42  # its default, verl/workers/config/rollout.py of 0.9.1
@@ -18,10 +18,10 @@ def split(settings: Settings, prefix: str) -> Pairs:
     yield Pair(
         f"{prefix}.gpu_memory_utilization", parallel.gpu_memory_utilization, "parallel.rollout.gpu_memory_utilization"
     )
+    yield Pair(f"{prefix}.max_num_batched_tokens", batched_tokens(settings), "parallel.rollout.max_num_batched_tokens")
     yield Pair(
-        f"{prefix}.max_num_batched_tokens", parallel.max_num_batched_tokens, "parallel.rollout.max_num_batched_tokens"
+        f"{prefix}.max_model_len", settings.rollout.max_model_len or longest_sequence(settings), "rollout.max_model_len"
     )
-    yield Pair(f"{prefix}.max_model_len", longest_sequence(settings), "data.max_response_length")
     yield Pair(f"{prefix}.max_num_seqs", max_num_seqs(settings), "rollout.max_num_seqs")
 
 

@@ -7,6 +7,8 @@ from dsv4kit.verl_keys import chat_template, megatron
 from dsv4kit.verl_keys.features import Features
 from dsv4kit.verl_keys.pairs import Pair, Pairs, data_files, longest_sequence, micro_batch_tokens
 
+_TEST_FREQ = "trainer.test_freq"
+
 
 def pairs(settings: Settings, features: Features, model_path: str, data_dir: str, layout: str | None) -> Pairs:
     """All but what both trainers share."""
@@ -22,7 +24,18 @@ def pairs(settings: Settings, features: Features, model_path: str, data_dir: str
     if on_megatron:
         yield from megatron.engine(settings, features, "engine", layout)
         yield from megatron.optimizer(settings, "optim")
+        yield from _schedule(settings)
     yield Pair("trainer.seed", settings.data.seed, "data.seed")
+    if _TEST_FREQ not in settings.verl:
+        # Without a file there is nothing to validate on, and verl's check at a step would fail.
+        yield Pair(_TEST_FREQ, "after_each_epoch" if settings.data.val_files else -1, "data.val_files")
+
+
+def _schedule(settings: Settings) -> Pairs:
+    """A learning rate that falls does so over the whole run: verl's own length is that of a segment."""
+    style = settings.verl.get("optim.lr_decay_style")
+    if style not in (None, "constant") and "optim.lr_decay_steps" not in settings.verl:
+        yield Pair("optim.lr_decay_steps", settings.schedule.steps, "schedule.steps")
 
 
 def _data(settings: Settings, data_dir: str) -> Pairs:
@@ -45,5 +58,6 @@ def _model(settings: Settings, model_path: str, on_megatron: bool) -> Pairs:
     if on_megatron:
         yield Pair("model.mtp.enable", settings.parallel.actor.mtp, "parallel.actor.mtp")
         yield Pair("model.mtp.enable_train", settings.parallel.actor.mtp, "parallel.actor.mtp")
-        # Packed samples (THD).
-        yield Pair("model.use_remove_padding", True, "engine.backend")
+        # Packed samples (THD) are the engine's affair; the model's own switch is for FSDP (verl #6603).
+        yield Pair("model.use_remove_padding", False, "engine.backend")
+        yield Pair("engine.use_remove_padding", True, "engine.backend")

@@ -243,7 +243,19 @@ def test_s1_sft_of_flash() -> None:
         "engine.use_mbridge": True,
         "engine.vanilla_mbridge": False,
         "engine.use_dist_checkpointing": False,
-        "model.use_remove_padding": True,
+        "model.use_remove_padding": False,
+        "engine.use_remove_padding": True,
+        "optim.lr": 5e-6,
+        "optim.min_lr": 5e-7,
+        "optim.lr_decay_style": "cosine",
+        "optim.lr_warmup_steps": 2,
+        "optim.lr_decay_steps": 116,
+        "optim.weight_decay": 0.1,
+        "data.train_batch_size": 64,
+        "data.max_length": 1024,
+        "data.use_dynamic_bsz": False,
+        "data.micro_batch_size_per_gpu": 1,
+        "trainer.test_freq": -1,
         "model.mtp.enable": True,
         "model.mtp.enable_train": True,
         f"{own}.apply_rope_fusion": True,
@@ -256,6 +268,27 @@ def test_s1_sft_of_flash() -> None:
     }
     assert {key: pairs[key] for key in wanted} == wanted
     assert not any(key.startswith(("actor_rollout_ref", "ray_kwargs", "reward")) for key in pairs)
+
+
+def test_s1_validates_after_each_epoch_where_there_is_a_file_for_it() -> None:
+    settings = settings_of("flash-sft-h100", data__val_files=["/v.parquet"])
+    assert pairs_of(settings)["trainer.test_freq"] == "after_each_epoch"
+
+
+def test_s1_the_learning_rate_falls_over_the_whole_run() -> None:
+    assert pairs_of(settings_of("flash-sft-h100", schedule__steps=232))["optim.lr_decay_steps"] == 232
+
+
+def test_names_for_trackers_can_be_set() -> None:
+    named = pairs_of(settings_of("pro-grpo-h100", tracking__project="v4", tracking__experiment="first"))
+    assert (named["trainer.project_name"], named["trainer.experiment_name"]) == ("v4", "first")
+
+
+def test_a_step_of_vllm_holds_one_longest_sequence_whatever_its_length() -> None:
+    longer = pairs_of(settings_of("pro-grpo-gb200", data__max_response_length=4096))
+    key = "actor_rollout_ref.rollout"
+    assert (longer[f"{key}.max_num_batched_tokens"], longer[f"{key}.max_model_len"]) == (6144, 6144)
+    assert pairs_of(settings_of("pro-grpo-gb200", rollout__max_model_len=9000))[f"{key}.max_model_len"] == 9000
 
 
 def test_s2_sizes_of_sft() -> None:

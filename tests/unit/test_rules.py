@@ -28,6 +28,14 @@ def problems(profile: str, *changes: Override) -> list[str]:
     return [refusal.line for refusal in refusals(case)]
 
 
+# A schedule that a resume can go on in, its length left to verl.
+COSINE = [
+    setting("checkpoint.contents", ["model", "optimizer", "extra"]),
+    raw(f"{ACTOR}.optim.lr_decay_style", "cosine"),
+    raw(f"{ACTOR}.optim.use_checkpoint_opt_param_scheduler", True),
+]
+
+
 @pytest.mark.parametrize(
     ("profile", "changes", "expected"),
     [
@@ -84,11 +92,25 @@ def problems(profile: str, *changes: Override) -> list[str]:
             "only a constant learning rate survives a resume without the optimizer",
         ),
         ("pro-grpo-h100", [raw(f"{ACTOR}.optim.lr_warmup_steps", 10)], "only a constant learning rate"),
-        ("flash-sft-h100", [raw("optim.lr_decay_style", "cosine")], "use_checkpoint_opt_param_scheduler=True"),
         (
             "flash-sft-h100",
-            [raw("optim.lr_decay_style", "cosine"), raw("optim.use_checkpoint_opt_param_scheduler", True)],
-            "VERL=optim.lr_decay_steps=",
+            [raw("optim.use_checkpoint_opt_param_scheduler", False)],
+            "use_checkpoint_opt_param_scheduler=True",
+        ),
+        (
+            "pro-grpo-h100",
+            [raw(f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size", 2)],
+            "know no virtual stages",
+        ),
+        (
+            "pro-grpo-h100",
+            [raw(f"{ACTOR}.checkpoint.load_contents", ["model"])],
+            "a resume loads exactly what the run saved",
+        ),
+        (
+            "pro-grpo-h100",
+            [*COSINE],
+            f"VERL={ACTOR}.optim.lr_decay_steps=",
         ),
         (
             "flash-sft-gb300",

@@ -98,6 +98,18 @@ UPSTREAM = {
     "MODEL_PATH": ("/weights", "model.path", "/weights"),
     "TRAIN_FILE": ("/a.parquet", "data.train_files", ["/a.parquet"]),
     "TEST_FILE": ("[/a.parquet,/b.parquet]", "data.val_files", ["/a.parquet", "/b.parquet"]),
+    "MAX_PROMPT_LENGTH": ("1024", "data.max_prompt_length", 1024),
+    "MAX_RESPONSE_LENGTH": ("4096", "data.max_response_length", 4096),
+    "TRAIN_BATCH_SIZE": ("16", "data.train_batch_size", 16),
+    "ROLLOUT_N": ("16", "rollout.n", 16),
+    "ROLLOUT_TP": ("2", "rollout.tensor_model_parallel_size", 2),
+    "ACTOR_PP": ("32", "parallel.actor.pipeline_parallel_size", 32),
+    "ACTOR_EP": ("8", "parallel.actor.expert_parallel_size", 8),
+    "TOTAL_TRAINING_STEPS": ("80", "schedule.steps", 80),
+    "PROJECT_NAME": ("v4", "tracking.project", "v4"),
+    "EXPERIMENT_NAME": ("first", "tracking.experiment", "first"),
+    "CKPTS_DIR": ("/checkpoints", "checkpoint.directory", "/checkpoints"),
+    "VERL_MEGATRON_OPTIMIZER_COMPAT": ("0", "env.VERL_MEGATRON_OPTIMIZER_COMPAT", "0"),
     "CHAT_TEMPLATE_FILE": ("/t.jinja", "model.chat_template_file", "/t.jinja"),
 }
 
@@ -112,7 +124,7 @@ def test_p4_upstreams_names_are_make_variables_and_options(name: str) -> None:
     found = load_settings("gb200", "dsv4-pro", "grpo", overrides_of(args))
     here: object = found.settings
     for part in key.split("."):
-        here = getattr(here, part)
+        here = here[part] if isinstance(here, dict) else getattr(here, part)
     assert here == value
     assert found.sources[key] == f"{name}={text}"
 

@@ -125,6 +125,9 @@ def summary(reports: Sequence[NodeReport], measured: dict[str, Any]) -> list[str
         lines.append(f"versions: {', '.join(f'{name} {v}' for name, v in versions[0].items()) or 'none found'}")
     elif versions:
         lines.append("warning  the nodes have different versions of what trains; see nodes/*.json")
+    pythons = sorted({str(report.facts["python"]) for report in reports if report.facts.get("python")})
+    if pythons:
+        lines.append(f"{'warning  ' if len(pythons) > 1 else ''}Python of the nodes: {', '.join(pythons)}")
     if "all_reduce_gb_s" in measured:
         lines.append(
             f"over {measured['ranks']} ranks ({measured['device']}): all-reduce {measured['all_reduce_gb_s']:.3g} GB/s,"

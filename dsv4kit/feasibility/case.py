@@ -10,7 +10,7 @@ from dsv4kit.config.loading import Resolved, validate
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.config.tree import assign
-from dsv4kit.plugin.found import Facts
+from dsv4kit.plugin.found import PackageFacts
 from dsv4kit.verl_keys.features import Features, features_of
 
 if TYPE_CHECKING:
@@ -74,10 +74,14 @@ class Case:
         return features_of(self.settings.engine.verl)
 
     @functools.cached_property
-    def found(self) -> Facts | None:
+    def found(self) -> PackageFacts | None:
         """What the image's build found its packages to do; None where that is not known here."""
         facts = ((self.image.manifest if self.image else None) or {}).get("facts")
-        return Facts(**{k: v for k, v in facts.items() if k in Facts._fields}) if isinstance(facts, dict) else None
+        return (
+            PackageFacts(**{k: v for k, v in facts.items() if k in PackageFacts._fields})
+            if isinstance(facts, dict)
+            else None
+        )
 
     @functools.cached_property
     def data(self) -> DataReport:

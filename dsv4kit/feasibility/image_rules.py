@@ -9,7 +9,7 @@ from dsv4kit.config.loading import hardware_of, names
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.feasibility import image_needs
 from dsv4kit.feasibility.case import Case, ImageFacts, Refusal
-from dsv4kit.plugin.found import Facts, clashes
+from dsv4kit.plugin.found import PackageFacts, clashes
 
 KEY = "container.image"
 
@@ -52,7 +52,7 @@ def _manifest(manifest: Mapping[str, Any], readable_format: int, settings: Setti
         if (row["model"], row["recipe"]) == (settings.model.name, settings.recipe.name) and row["missing"]:
             yield f"it cannot run {settings.recipe.name} of {settings.model.name}: {'; '.join(row['missing'][:3])}"
     if facts := manifest.get("facts"):
-        known = Facts(**{key: value for key, value in facts.items() if key in Facts._fields})
+        known = PackageFacts(**{key: value for key, value in facts.items() if key in PackageFacts._fields})
         # Of the kernels the settings' own rules speak, with the setting's name.
         rollout = {key: value for key, value in image_needs.asked(settings).items() if key == "data_parallel"}
         yield from clashes(known, rollout)

@@ -6,6 +6,7 @@ A lock says in its second line what it was made from; one that no longer matches
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
 import subprocess
@@ -96,11 +97,18 @@ def entries(text: str) -> Iterator[tuple[str, str]]:
 
 
 def split(stack: Stack, text: str) -> dict[str, str]:
-    """The lock as the files an image installs one after the other: build tools, packages, what is compiled."""
+    """The lock as files that an image installs one after the other; the compiled packages are the last."""
     compiled = {canonical(name) for name, package in stack.index.items() if package.role == "compile"}
-    files = {"build.txt": "", "packages.txt": "", "compiled.txt": ""}
+    files = {"build.txt": "", "compile_with.txt": "", "packages.txt": "", "compiled.txt": ""}
     for name, entry in entries(text):
-        file = "compiled.txt" if name in compiled else "build.txt" if name in BUILD_TOOLS else "packages.txt"
+        if name in compiled:
+            file = "compiled.txt"
+        elif name in BUILD_TOOLS:
+            file = "build.txt"
+        elif any(fnmatch.fnmatchcase(name, pattern) for pattern in stack.compile_with):
+            file = "compile_with.txt"
+        else:
+            file = "packages.txt"
         files[file] += entry
     return files
 

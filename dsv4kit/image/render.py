@@ -28,7 +28,13 @@ def requirements_of(stack: Stack) -> list[str]:
     if stack.locks:
         return [f"requirements/{name}" for name in stack.locks]
     compiled = any(package.role == "compile" for package in stack.index.values())
-    return [f"requirements/{name}" for name in ("build.txt", "packages.txt", *["compiled.txt"] * compiled)]
+    files = [
+        "build.txt",
+        *["compile_with.txt"] * bool(stack.compile_with),
+        "packages.txt",
+        *["compiled.txt"] * compiled,
+    ]
+    return [f"requirements/{name}" for name in files]
 
 
 def render(hardware: str, stack: str | None = None) -> str:

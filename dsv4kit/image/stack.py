@@ -113,6 +113,7 @@ class Import(Section):
     """One thing that has to be importable in the image."""
 
     driver: bool = Field(default=False, description="may need a GPU's driver already when it is imported")
+    early: bool = Field(default=False, description="nothing compiled in the image is behind it: tried before that, too")
     reason: str
 
 
@@ -133,6 +134,14 @@ class Stack(Section):
     overrides: dict[str, str] = Field(default={}, description="requirement that stands for all on its package: why")
     caps: dict[str, str] = Field(default={}, description="bound on what nothing asks for by name: why")
     never: dict[str, str] = Field(default={}, description="package kept out of the lock: why")
+    compile_with: list[str] = Field(
+        default=[],
+        description="packages (`nvidia-*` stands for all that begin so) that are there when kernels are compiled; a new"
+        " version of any other compiles nothing again",
+    )
+    libraries: dict[str, str] = Field(
+        default={}, description="file name of a library that has to load, with all it asks for: why"
+    )
     metadata: dict[str, list[str]] = Field(default={}, description="sdist: what its own metadata would ask for")
     git: dict[str, GitSource] = Field(default={})
     imports: dict[str, Import]

@@ -10,6 +10,7 @@ from dsv4kit.config.schema import Settings
 from dsv4kit.config.site import Site
 from dsv4kit.launch import mounts
 from dsv4kit.launch.freeze import IMAGE_MOUNT
+from dsv4kit.launch.image_state import ImageState
 from dsv4kit.launch.segment_option import knows_segment
 from dsv4kit.run.directory import RunDir
 from dsv4kit.templates import environment
@@ -31,7 +32,8 @@ class SegmentScript:
     """All that the script of one segment depends on.
 
     `avoid`: nodes that earlier segments found bad. `last`: number of its chain's last segment, where a segment has to
-    submit those behind it; None where all are submitted at once.
+    submit those behind it; None where all are submitted at once. `image`: the file that the segment may start in, as it
+    was.
     """
 
     settings: Settings
@@ -40,6 +42,7 @@ class SegmentScript:
     segment: int
     avoid: tuple[str, ...] = ()
     last: int | None = None
+    image: ImageState | None = None
 
     def render(self, submitit_command: str) -> str:
         """The script; `submitit_command` is the payload submitit wants run on every node."""
@@ -68,6 +71,7 @@ class SegmentScript:
                 env=self.site.env,
                 secrets_file=self.site.secrets_file,
                 container=container,
+                image_state=self.image,
                 image_mount=IMAGE_MOUNT,
                 scratch_dir=self.site.scratch_dir,
                 mounts=mounts.of(settings, self.site, self.run) if container.runtime != "none" else [],

@@ -22,7 +22,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.feasibility.case import Case
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.image import fit
-from dsv4kit.launch import changes, ownership
+from dsv4kit.launch import changes, image_state, ownership
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.freeze import renew
@@ -75,6 +75,7 @@ class Resumption:
         start = self._start(settings, total)
         settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
         image = fit.seen(site.container.image)
+        state = image_state.kept(frozen.get("image"), site, named=bool(self.asked.image or self.asked.site))
         case = Case(settings, resolved.sources, site, image, first_step=start, submitted=True)
         refuse(case)
         for refusal in at_submission(case):
@@ -102,6 +103,7 @@ class Resumption:
             avoid=avoid,
             first_segment=first,
             first_step=start,
+            started_in=state,
         )
         spec = old_spec
         if found.keys() - {"schedule.steps"} or self.asked.new_kit:
@@ -139,6 +141,7 @@ class Resumption:
         if found or self.asked.new_kit:
             write_json(self.run.segment(first).changes_file, {**found, **_kits(frozen, self.asked.new_kit)})
         frozen |= {"settings": settings.model_dump(), "site": site.model_dump(), "python": python}
+        frozen["image"] = state and state._asdict()
         frozen["sources"] = dict(resolved.sources)
         write_record(self.run, frozen)
         return links

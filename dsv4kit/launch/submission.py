@@ -29,10 +29,11 @@ from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
-from dsv4kit.launch import ownership
+from dsv4kit.launch import image_state, ownership
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze, freeze_reward, with_frozen_reward
+from dsv4kit.launch.image_state import ImageState
 from dsv4kit.launch.render import SegmentScript
 from dsv4kit.launch.run_dir import write_record
 from dsv4kit.launch.segment_option import asks_for_segment
@@ -57,6 +58,7 @@ class Submission:
     """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did.
 
     `avoid`: nodes that the run has found bad (a resume's). Its chain begins with `first_segment` at `first_step`.
+    `started_in`: the file its segments go on in (a resume's).
     """
 
     resolved: Resolved
@@ -71,6 +73,7 @@ class Submission:
     first_segment: int = 1
     first_step: int = 0
     image: ImageFacts | None = None
+    started_in: ImageState | None = None
 
     @property
     def segments(self) -> int:
@@ -117,6 +120,11 @@ class Submission:
         if settings.checkpoint.directory:
             named = source_of("checkpoint.directory", sources) or "checkpoint.directory"
             ownership.check(Path(settings.checkpoint.directory), self.run, named)
+
+    @functools.cached_property
+    def image_state(self) -> ImageState | None:
+        """The image's file, as every segment has to find it."""
+        return self.started_in or image_state.now(self.site)
 
     @property
     def notes(self) -> list[str]:
@@ -240,6 +248,7 @@ class Submission:
             "settings": self.resolved.settings.model_dump(),
             "sources": dict(self.resolved.sources),
             "site": self.site.model_dump(),
+            "image": self.image_state and self.image_state._asdict(),
             "python": self.python,
             "plan": self._planned(),
             "forced": self.forced,
@@ -333,7 +342,8 @@ class Submission:
     def executor(self, segment: int, after: str | None) -> SegmentExecutor:
         """What submits a segment of it, behind the job `after`."""
         last = self.links[-1].segment if self.left_to_segments else None
-        script = SegmentScript(self.resolved.settings, self.site, self.run, segment, self.avoid, last)
+        settings, state = self.resolved.settings, self.image_state
+        script = SegmentScript(settings, self.site, self.run, segment, self.avoid, last, state)
         return make_executor(script, self.python, self.slurm, after)
 
 

@@ -11,13 +11,24 @@ from dsv4kit.node.stacks import DIRECTORY
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.node_spec import NodeSpec
 
+# What enroot's hook for images of PyTorch, a foreign image or a shell may set, and torch, Ray and Python read: who is
+# which rank is verl's affair here, and which Ray cluster is the kit's.
+FOREIGN_VARIABLES = frozenset(
+    {
+        *FOREIGN_GPU_VARIABLES,
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK", "RAY_TMPDIR"),
+        *("PYTHONHOME", "PYTHONSTARTUP", "PYTHONOPTIMIZE"),
+    }
+)
+
 
 def build(base: Mapping[str, str], spec: NodeSpec, attempt: AttemptDir, temporary: Path) -> dict[str, str]:
     """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer.
 
     `temporary` is the attempt's node-local directory: home to caches where a container leaves no home to write to.
     """
-    env = {key: value for key, value in base.items() if key not in FOREIGN_GPU_VARIABLES}
+    env = {key: value for key, value in base.items() if key not in FOREIGN_VARIABLES}
     env |= {
         "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",  # a directory called `ray` where a process happens to start must not shadow the package

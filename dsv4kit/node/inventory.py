@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -147,4 +148,6 @@ def facts(scratch: str) -> dict[str, object]:
         "shm_free_gb": round(shutil.disk_usage("/dev/shm").free / _GB, 1),
         "scratch_free_gb": round(shutil.disk_usage(scratch).free / _GB, 1) if os.path.isdir(scratch) else 0.0,
         "versions": versions(),
+        "python": platform.python_version(),
+        "bash": shutil.which("bash") or "",
     }

@@ -33,6 +33,7 @@ def check(spec: NodeSpec, address: str, own: NodeFiles) -> NodeReport:
         *_ports(address),
         *_gpus(spec.ray.gpus, spec.device),
         *(_driver(spec.ray.gpus, inventory.gpus()) if spec.device == "cuda" else []),
+        *(_devices(infiniband=inventory.infiniband()) if spec.device == "cuda" else []),
         *_fabric(spec.env, inventory.imex_channels()),
         *contents.problems(spec.needs),
     ]
@@ -158,6 +159,16 @@ def _driver(needed: int, cards: list[inventory.Gpu] | None) -> list[str]:
         if card.used_mib > _FOREIGN_SHARE * card.memory_mib:
             problems.append(f"GPU {index} ({card.name}): {card.used_mib} of {card.memory_mib} MiB are in use already")
     return problems
+
+
+def _devices(root: Path = Path("/dev"), infiniband: Mapping[str, str] | None = None) -> Iterable[str]:
+    """Device nodes that a container may have been started without: CUDA's, and RDMA's where a port is up."""
+    missing = [str(root / name) for name in ("nvidiactl", "nvidia-uvm") if not (root / name).exists()]
+    if missing:
+        yield f"no {' and no '.join(missing)} in this container or on this node: CUDA cannot start"
+    ports_up = [port for port, state in (infiniband or {}).items() if "ACTIVE" in state]
+    if ports_up and not any(root.glob("infiniband/uverbs*")):
+        yield f"no {root}/infiniband/uverbs*, and {len(ports_up)} InfiniBand ports are up: NCCL would go over TCP"
 
 
 def _fabric(env: Mapping[str, str], channels: int) -> list[str]:

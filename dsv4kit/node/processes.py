@@ -15,10 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
+# Descendants of this process that it did not start, with the time each began (a pid can be given again): where enroot
+# mounts images by squashfuse, the server of this very container's files is a child of the task.
+_there_before: set[tuple[int, str]] = set()
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of every descendant whose own parent dies: none escapes `end_descendants`."""
+    """Makes this process the parent of every descendant whose own parent dies: none escapes `end_descendants`.
+
+    What is there already is left alone from now on; so this comes before anything is started.
+    """
+    _there_before.update((pid, _began(pid)) for pid in descendants(os.getpid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -46,7 +53,7 @@ def end_descendants(grace_s: float = 5.0) -> list[int]:
 
     SIGTERM to all, then SIGKILL to what is left, again and again while new ones appear: a tree being ended may fork.
     """
-    found = descendants(os.getpid())
+    found = _own()
     for pid in found:
         _signal(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
@@ -95,9 +102,22 @@ def catches(pid: int, number: int) -> bool:
 
 
 def _living() -> list[int]:
-    """Descendants still there, with the dead ones reaped on the way."""
+    """What this process started and is still there, with the dead ones reaped on the way."""
     _reap()
-    return descendants(os.getpid())
+    return _own()
+
+
+def _own() -> list[int]:
+    """Descendants, without those that were there before."""
+    return [pid for pid in descendants(os.getpid()) if (pid, _began(pid)) not in _there_before]
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _reap() -> None:

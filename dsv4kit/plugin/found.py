@@ -36,7 +36,7 @@ class Sources(Protocol):
         """The source of a package's modules, at any depth."""
 
 
-class Facts(NamedTuple):
+class PackageFacts(NamedTuple):
     """`vllm`: its version. `leader_start_rank`: verl gives the first node of a replica a start rank (without #8234).
 
     `chosen_experts`: the expert kernels verl names where a run names none. `fused_attention_from`: the compute
@@ -49,11 +49,11 @@ class Facts(NamedTuple):
     fused_attention_from: int | None = None
 
 
-def facts(source: Sources, vllm: str | None) -> Facts:
+def facts(source: Sources, vllm: str | None) -> PackageFacts:
     """What can be told of the packages there."""
     server, configuration = source.text(SERVER), source.text(CONFIGURATION)
     names_kernels = any(_NAMES_KERNELS in text for text in source.texts(ROLLOUT))
-    return Facts(
+    return PackageFacts(
         vllm=vllm,
         leader_start_rank=None if server is None else gives_leader_a_start_rank(server),
         chosen_experts=_DEEP_GEMM if names_kernels else None,
@@ -97,7 +97,7 @@ def fused_attention_from(source: str) -> int | None:
     return int(said[1]) if said else None
 
 
-def clashes(found: Facts, asked: Mapping[str, Any]) -> Iterator[str]:
+def clashes(found: PackageFacts, asked: Mapping[str, Any]) -> Iterator[str]:
     """What a run asks for and these packages cannot do, a line each.
 
     `asked`: `sm` (compute capability, 90 for 9.0), `fused_attention`, `moe_backend` (None: named by nobody) and

@@ -8,7 +8,10 @@ from dsv4kit.image import checks
 from dsv4kit.image.render import render
 
 TRAINER = "FROM packages AS trainer\n"
-CONTEXT = ["requirements/build.txt", "requirements/packages.txt", "requirements/compiled.txt", "kit/x", "image.json"]
+CONTEXT = [f"requirements/{name}.txt" for name in ("build", "compile_with", "packages", "compiled")] + [
+    "kit/x",
+    "image.json",
+]
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +36,8 @@ def test_the_text_as_it_is_has_none(text: str) -> None:
         (TRAINER, f"{TRAINER}RUN set -eu; make -j $MAX_JOBS\n", "MAX_JOBS.*trainer"),
         (TRAINER, TRAINER + "ENV X=${TORCH_CUDA_ARCH_LIST}\n", "TORCH_CUDA_ARCH"),
         ("ARG BASE_IMAGE\n", "", "BASE_IMAGE.*no ARG before the first FROM"),
-        ("FROM system AS packages", "FROM ubuntu:24.04 AS packages", "neither a stage above nor an image"),
-        ("FROM packages AS kernels", "FROM packages AS kernels\nSHELL [\"/bin/bash\", \"-c\"]", "SHELL"),
+        ("FROM system AS compilable", "FROM ubuntu:24.04 AS compilable", "neither a stage above nor an image"),
+        ("FROM compilable AS kernels", "FROM compilable AS kernels\nSHELL [\"/bin/bash\", \"-c\"]", "SHELL"),
         ("RUN set -eu; \\\n    git init", "RUN <<EOF\nset -eu\nEOF\nRUN set -eu; \\\n    git init", "heredoc"),
         ("COPY image.json", "COPY <<EOF /x\nEOF\nCOPY image.json", "heredoc"),
         ("RUN set -eu; \\\n    git init", "RUN --mount=type=tmpfs,target=/tmp set -eu; \\\n    git init", "tmpfs"),

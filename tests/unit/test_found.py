@@ -14,7 +14,7 @@ from dsv4kit.feasibility.refusals import refusals
 from dsv4kit.image.manifest import FORMAT
 from dsv4kit.node import contents, preflight
 from dsv4kit.plugin import found, needs
-from dsv4kit.plugin.found import Facts
+from dsv4kit.plugin.found import PackageFacts
 from dsv4kit.run.directory import AttemptDir
 from dsv4kit.run.node_files import NodeFiles
 
@@ -47,24 +47,32 @@ def test_facts_of_a_directory_of_packages(tmp_path: Path) -> None:
     server.parent.mkdir(parents=True)
     server.write_text(ALWAYS + "\ndef set_default_vllm_quantization_backends(): ...\n")
     facts = found.facts(needs.Installed([tmp_path]), "0.29.0")
-    assert facts == Facts("0.29.0", True, "deep_gemm", None)
+    assert facts == PackageFacts("0.29.0", True, "deep_gemm", None)
 
 
 @pytest.mark.parametrize(
     ("facts", "asked", "said"),
     [
-        (Facts(fused_attention_from=100), {"sm": 90, "fused_attention": True}, "from compute capability 10.0 on"),
-        (Facts(fused_attention_from=90), {"sm": 90, "fused_attention": True}, None),
-        (Facts(chosen_experts="deep_gemm"), {"sm": 90, "moe_backend": None}, "ROLLOUT_MOE_BACKEND=marlin"),
-        (Facts(chosen_experts="deep_gemm"), {"sm": 90, "moe_backend": "marlin"}, None),
-        (Facts(chosen_experts="deep_gemm"), {"sm": 100, "moe_backend": None}, None),
-        (Facts(vllm="0.29.0", leader_start_rank=True), {"data_parallel": 8}, "vLLM 0.29.0 needs a verl with #8234"),
-        (Facts(vllm="0.27.0", leader_start_rank=True), {"data_parallel": 8}, None),
-        (Facts(vllm="0.29.0", leader_start_rank=True), {"data_parallel": 1}, None),
-        (Facts(vllm="0.29.0", leader_start_rank=None), {"data_parallel": 8}, None),
+        (
+            PackageFacts(fused_attention_from=100),
+            {"sm": 90, "fused_attention": True},
+            "from compute capability 10.0 on",
+        ),
+        (PackageFacts(fused_attention_from=90), {"sm": 90, "fused_attention": True}, None),
+        (PackageFacts(chosen_experts="deep_gemm"), {"sm": 90, "moe_backend": None}, "ROLLOUT_MOE_BACKEND=marlin"),
+        (PackageFacts(chosen_experts="deep_gemm"), {"sm": 90, "moe_backend": "marlin"}, None),
+        (PackageFacts(chosen_experts="deep_gemm"), {"sm": 100, "moe_backend": None}, None),
+        (
+            PackageFacts(vllm="0.29.0", leader_start_rank=True),
+            {"data_parallel": 8},
+            "vLLM 0.29.0 needs a verl with #8234",
+        ),
+        (PackageFacts(vllm="0.27.0", leader_start_rank=True), {"data_parallel": 8}, None),
+        (PackageFacts(vllm="0.29.0", leader_start_rank=True), {"data_parallel": 1}, None),
+        (PackageFacts(vllm="0.29.0", leader_start_rank=None), {"data_parallel": 8}, None),
     ],
 )
-def test_a_clash_is_named_with_what_would_do(facts: Facts, asked: dict[str, object], said: str | None) -> None:
+def test_a_clash_is_named_with_what_would_do(facts: PackageFacts, asked: dict[str, object], said: str | None) -> None:
     lines = list(found.clashes(facts, asked))
     assert [said in line for line in lines] == ([True] if said else [])
 
@@ -107,7 +115,7 @@ def inside(**facts: object) -> dict[str, object]:
         "features": {"verl": "0.9.1", "contains": {"verl": ["0bd668c"]}},
         "profiles": ["pro-grpo-h100", "flash-sft-h100"],
         "needs": [],
-        "facts": Facts()._asdict() | facts,
+        "facts": PackageFacts()._asdict() | facts,
     }
 
 

@@ -74,7 +74,8 @@ def test_the_parts_are_the_lock_and_come_in_the_order_they_are_needed() -> None:
     names = {file: {name for name, _ in locks.entries(part)} for file, part in parts.items()}
     assert names["build.txt"] == {"ninja", "packaging", "pybind11", "setuptools", "wheel"}
     assert names["compiled.txt"] == {"transformer-engine-torch"}
-    assert {"torch", "vllm", "ray"} <= names["packages.txt"]
+    assert {"torch", "triton", "transformer-engine-cu13", "nvidia-cudnn-cu13"} <= names["compile_with.txt"]
+    assert {"vllm", "ray", "wandb"} <= names["packages.txt"]
 
 
 @pytest.mark.parametrize(("name", "architecture"), LOCKED)

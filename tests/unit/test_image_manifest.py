@@ -57,6 +57,34 @@ def test_another_error_behind_the_missing_driver_is_a_defect(module, tmp_path: P
     assert not any("libcuda" in name for name in os.listdir(tmp_path) if name != "libcuda.so")
 
 
+def test_a_package_that_loads_its_parts_late_is_walked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "lazy" / "inner"
+    package.mkdir(parents=True)
+    (tmp_path / "lazy" / "__init__.py").touch()
+    (package / "kernel.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert manifest.try_import("lazy.*", False).how == "works"
+    (package / "kernel.py").write_text("import not_there_at_all")
+    assert manifest.try_import("lazy", False).how == "works"
+    assert "not_there_at_all" in manifest.try_import("lazy.*", False).said
+
+
+def test_a_library_that_is_in_no_package_is_named(module) -> None:  # type: ignore[no-untyped-def]
+    """The planted torch stands in for the real one, which this Python does not have."""
+    module("")
+    (Path(os.environ["PYTHONPATH"]) / "torch.py").touch()
+    tried = manifest.load_library("libnot_there.so")
+    assert (tried.how, "no file libnot_there.so in any package" in tried.said) == ("fails", True)
+
+
+def test_what_is_known_before_compiling_ends_the_build_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(manifest, "examine_early", lambda _: ["dsv4-pro, grpo: no module vllm.models.deepseek_v4"])
+    assert manifest.main(["--early", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == "dsv4kit: dsv4-pro, grpo: no module vllm.models.deepseek_v4\n"
+
+
 def test_a_crash_is_a_failure(module) -> None:  # type: ignore[no-untyped-def]
     module("import os; os.abort()")
     assert manifest.try_import("planted", True).how == "fails"

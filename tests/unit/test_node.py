@@ -59,6 +59,46 @@ def node_spec(run_dir: Path, **changes: object) -> NodeSpec:
     return NodeSpec(**{**fields, **changes})  # type: ignore[arg-type]
 
 
+WAS_THERE = """
+import subprocess, sys, time
+from dsv4kit.node import processes
+server = subprocess.Popen(["sleep", "60"])
+processes.adopt_orphans()
+ours = subprocess.Popen(["sleep", "60"])
+ended = processes.end_descendants(grace_s=1)
+print(ended == [ours.pid], server.poll())
+server.kill()
+"""
+
+
+def test_what_was_there_before_the_agent_is_left_alone() -> None:
+    """As squashfuse is, which serves the files of the agent's own container."""
+    done = subprocess.run([sys.executable, "-c", WAS_THERE], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "True None\n", done.stderr
+
+
+def test_ranks_and_clusters_of_others_do_not_reach_the_trainer(tmp_path: Path) -> None:
+    foreign = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "x", "RAY_ADDRESS": "other:6379", "HOME": str(tmp_path)}
+    kept = {"RAY_AUTH_TOKEN": "t", "NCCL_DEBUG": "INFO"}
+    env = environment.build({**foreign, **kept}, node_spec(tmp_path), AttemptDir(tmp_path), tmp_path / "t")
+    assert not set(env) & (set(foreign) - {"HOME"})
+    assert kept.items() <= env.items()
+    wanted = environment.build(foreign, node_spec(tmp_path, env={"MASTER_PORT": "1"}), AttemptDir(tmp_path), tmp_path)
+    assert wanted["MASTER_PORT"] == "1"
+
+
+def test_device_nodes_a_container_lacks_are_named(tmp_path: Path) -> None:
+    up = {"mlx5_0/1": "4: ACTIVE, 400 Gb/sec (4X NDR)"}
+    lacking = " ".join(preflight._devices(tmp_path, up))
+    assert "nvidiactl" in lacking
+    assert "nvidia-uvm" in lacking
+    assert "NCCL would go over TCP" in lacking
+    for name in ("nvidiactl", "nvidia-uvm", "infiniband/uverbs0"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(preflight._devices(tmp_path, up)) == []
+
+
 class TestFiles:
     def test_a_file_is_written_as_a_whole(self, tmp_path: Path) -> None:
         files.write_json(tmp_path / "deep" / "x.json", {"é": 1})

@@ -31,54 +31,19 @@ RUN set -eu; \
     python3.12 -m venv /opt/venv; \
     python -c 'import sys; assert "%d.%d" % sys.version_info[:2] == "3.12", sys.version'
 
-# Every package by version and hash: first what sdists are built with, then the rest.
-FROM system AS packages
-COPY requirements/build.txt requirements/packages.txt requirements/compiled.txt /opt/dsv4kit/requirements/
+# Every package by version and hash: first what sdists are built with, and what is compiled with, ...
+FROM system AS compilable
+COPY requirements/build.txt requirements/compile_with.txt /opt/dsv4kit/requirements/
 RUN set -eu; \
     pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
 RUN set -eu; \
-    pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
+    pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/compile_with.txt
 
-# What is compiled, against this torch and for gb300 alone; the slowest part (an hour and more).
-FROM packages AS kernels
-# A compiler of CUTLASS kernels takes up to 8 GB: 4 x 2 of them fit into 64 GB. FlashMLA's own default is 32 threads.
-ARG MAX_JOBS=4
-ARG NVCC_THREADS=2
-ENV CUDA_HOME=/usr/local/cuda \
-    TORCH_CUDA_ARCH_LIST="10.3" \
-    NVTE_CUDA_ARCHS="103" \
-    NVTE_FRAMEWORK=pytorch \
-    NVTE_PYTORCH_FORCE_BUILD=TRUE \
-    FAST_HADAMARD_TRANSFORM_FORCE_BUILD=TRUE \
-    FLASH_MLA_DISABLE_SM90=TRUE
-# CUDA 13 keeps CUB, Thrust and libcu++ in a directory of their own.
-ENV CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl:/opt/venv/lib/python3.12/site-packages/nvidia/cudnn/include:/opt/venv/lib/python3.12/site-packages/nvidia/nccl/include \
-    CUDNN_PATH=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn
-# Transformer Engine takes the system's cuDNN before the wheel's, which torch uses: there may be none.
+# ... then the rest.
+FROM compilable AS packages
+COPY requirements/packages.txt /opt/dsv4kit/requirements/
 RUN set -eu; \
-    case "$(ldconfig -p)" in \
-        *libcudnn.so*) echo "BASE_IMAGE has a cuDNN of its own; take one without" >&2; exit 1 ;; \
-    esac
-RUN set -eu; \
-    pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels \
-        --requirement /opt/dsv4kit/requirements/compiled.txt
-# fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
-RUN set -eu; \
-    git init --quiet /src/fast-hadamard-transform; \
-    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
-    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
-    mkdir -p /src/shas; \
-    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
-# flash-mla: nv_dev of 30 April 2026, which Megatron-Bridge 0.6 is built with; fused sparse attention needs it.
-RUN set -eu; \
-    git init --quiet /src/flash-mla; \
-    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
-    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
-    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
-    mkdir -p /src/shas; \
-    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+    pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 
 # Sources without kernels of their own.
 FROM system AS sources
@@ -116,6 +81,65 @@ RUN set -eu; \
     git -C /src/verl rev-parse HEAD > /src/shas/verl; \
     rm -rf /src/verl/.git
 
+# Whether all of it fits together, seen before an hour of compiling: what the models need, imports, verl's own checks.
+FROM packages AS early
+COPY --from=sources /src /src
+RUN set -eu; \
+    pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge /src/verl; \
+    rm -rf /src
+COPY kit /opt/dsv4kit/kit
+COPY image.json /opt/dsv4kit/image.json
+# The file says nothing and is always the same, so that what waits for it is not compiled again.
+RUN set -eu; \
+    printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth; \
+    python -m dsv4kit.image.manifest --early /opt/dsv4kit; \
+    mkdir /opt/early; \
+    printf 'fits\n' > /opt/early/proof; \
+    touch -d @315532800 /opt/early/proof /opt/early
+
+# What is compiled, against this torch and for gb300 alone; the slowest part (an hour and more).
+FROM compilable AS kernels
+COPY --from=early /opt/early/proof /opt/early/proof
+# A compiler of CUTLASS kernels takes up to 8 GB: 4 x 2 of them fit into 64 GB. FlashMLA's own default is 32 threads.
+ARG MAX_JOBS=4
+ARG NVCC_THREADS=2
+ENV CUDA_HOME=/usr/local/cuda \
+    TORCH_CUDA_ARCH_LIST="10.3" \
+    NVTE_CUDA_ARCHS="103" \
+    NVTE_FRAMEWORK=pytorch \
+    NVTE_PYTORCH_FORCE_BUILD=TRUE \
+    FAST_HADAMARD_TRANSFORM_FORCE_BUILD=TRUE \
+    FLASH_MLA_DISABLE_SM90=TRUE
+# CUDA 13 keeps CUB, Thrust and libcu++ in a directory of their own.
+ENV CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl:/opt/venv/lib/python3.12/site-packages/nvidia/cudnn/include:/opt/venv/lib/python3.12/site-packages/nvidia/nccl/include \
+    CUDNN_PATH=/opt/venv/lib/python3.12/site-packages/nvidia/cudnn
+# Transformer Engine takes the system's cuDNN before the wheel's, which torch uses: there may be none.
+RUN set -eu; \
+    case "$(ldconfig -p)" in \
+        *libcudnn.so*) echo "BASE_IMAGE has a cuDNN of its own; take one without" >&2; exit 1 ;; \
+    esac
+COPY requirements/compiled.txt /opt/dsv4kit/requirements/
+RUN set -eu; \
+    pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels \
+        --requirement /opt/dsv4kit/requirements/compiled.txt
+# fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
+RUN set -eu; \
+    git init --quiet /src/fast-hadamard-transform; \
+    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
+    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+# flash-mla: nv_dev of 30 April 2026, which Megatron-Bridge 0.6 is built with; fused sparse attention needs it.
+RUN set -eu; \
+    git init --quiet /src/flash-mla; \
+    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
+    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
+    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
+    mkdir -p /src/shas; \
+    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+
 # Everything that trains.
 FROM packages AS trainer
 COPY --from=kernels /wheels /src/wheels
@@ -131,6 +155,11 @@ RUN set -eu; \
 
 # The kit, and the proof. A run brings its own copy of the kit, which comes first; this one serves the checks.
 FROM trainer AS image
+# What the container's toolkit mounts; and where kernels that are compiled while training runs find CUDA.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_HOME=/usr/local/cuda \
+    CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl
 COPY kit /opt/dsv4kit/kit
 COPY image.json /opt/dsv4kit/image.json
 # enroot starts a login shell, whose /etc/profile sets another PATH.
@@ -154,4 +183,6 @@ LABEL org.opencontainers.image.title="dsv4kit gb300" \
       dsv4kit.git.verl="${VERL_SHA}" \
       dsv4kit.stack-hash="${STACK_HASH}"
 WORKDIR /opt/dsv4kit
+# The base's would print a banner, and run what it likes, before each command.
+ENTRYPOINT []
 CMD ["/bin/bash"]

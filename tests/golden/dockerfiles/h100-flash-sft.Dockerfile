@@ -23,16 +23,56 @@ RUN set -eu; \
     python3 -m venv --system-site-packages /opt/venv; \
     python -c 'import sys; assert "%d.%d" % sys.version_info[:2] == "3.12", sys.version'
 
-# Every package by version and hash: first what sdists are built with, then the rest.
-FROM system AS packages
-COPY requirements/build.txt requirements/packages.txt /opt/dsv4kit/requirements/
+# Every package by version and hash: first what sdists are built with, and what is compiled with, ...
+FROM system AS compilable
+COPY requirements/build.txt /opt/dsv4kit/requirements/
 RUN set -eu; \
     pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
+
+# ... then the rest.
+FROM compilable AS packages
+COPY requirements/packages.txt /opt/dsv4kit/requirements/
 RUN set -eu; \
     pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 
+# Sources without kernels of their own.
+FROM system AS sources
+# megatron-core: the commit the SFT run was validated with.
+RUN set -eu; \
+    git init --quiet /src/megatron-core; \
+    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
+    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
+    rm -rf /src/megatron-core/.git
+# megatron-bridge: #4131 (the Flash SFT recipes) of 11 June 2026, the first commit of main that also has #4271 (rope).
+RUN set -eu; \
+    git init --quiet /src/megatron-bridge; \
+    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
+    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /src/shas; \
+    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
+    rm -rf /src/megatron-bridge/.git
+
+# Whether all of it fits together, seen before an hour of compiling: what the models need, imports, verl's own checks.
+FROM packages AS early
+COPY --from=sources /src /src
+RUN set -eu; \
+    pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge; \
+    rm -rf /src
+COPY kit /opt/dsv4kit/kit
+COPY image.json /opt/dsv4kit/image.json
+# The file says nothing and is always the same, so that what waits for it is not compiled again.
+RUN set -eu; \
+    printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth; \
+    python -m dsv4kit.image.manifest --early /opt/dsv4kit; \
+    mkdir /opt/early; \
+    printf 'fits\n' > /opt/early/proof; \
+    touch -d @315532800 /opt/early/proof /opt/early
+
 # What is compiled, against this torch and for h100 alone; the slowest part (an hour and more).
-FROM packages AS kernels
+FROM compilable AS kernels
+COPY --from=early /opt/early/proof /opt/early/proof
 # A compiler of CUTLASS kernels takes up to 8 GB: 4 x 2 of them fit into 64 GB. FlashMLA's own default is 32 threads.
 ARG MAX_JOBS=4
 ARG NVCC_THREADS=2
@@ -63,25 +103,6 @@ RUN set -eu; \
     git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
     pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
 
-# Sources without kernels of their own.
-FROM system AS sources
-# megatron-core: the commit the SFT run was validated with.
-RUN set -eu; \
-    git init --quiet /src/megatron-core; \
-    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
-    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
-    mkdir -p /src/shas; \
-    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
-    rm -rf /src/megatron-core/.git
-# megatron-bridge: #4131 (the Flash SFT recipes) of 11 June 2026, the first commit of main that also has #4271 (rope).
-RUN set -eu; \
-    git init --quiet /src/megatron-bridge; \
-    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
-    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
-    mkdir -p /src/shas; \
-    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
-    rm -rf /src/megatron-bridge/.git
-
 # Everything that trains.
 FROM packages AS trainer
 COPY --from=kernels /wheels /src/wheels
@@ -97,6 +118,11 @@ RUN set -eu; \
 
 # The kit, and the proof. A run brings its own copy of the kit, which comes first; this one serves the checks.
 FROM trainer AS image
+# What the container's toolkit mounts; and where kernels that are compiled while training runs find CUDA.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_HOME=/usr/local/cuda \
+    CPATH=/usr/local/cuda/targets/x86_64-linux/include/cccl
 COPY kit /opt/dsv4kit/kit
 COPY image.json /opt/dsv4kit/image.json
 # enroot starts a login shell, whose /etc/profile sets another PATH.
@@ -118,4 +144,6 @@ LABEL org.opencontainers.image.title="dsv4kit h100" \
       dsv4kit.git.megatron-bridge="3af343edc83e0352ca8c54acfb94766340fbfa2d" \
       dsv4kit.stack-hash="${STACK_HASH}"
 WORKDIR /opt/dsv4kit
+# The base's would print a banner, and run what it likes, before each command.
+ENTRYPOINT []
 CMD ["/bin/bash"]

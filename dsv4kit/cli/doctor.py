@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " themselves in the run's container. Exit status 1 where something is wrong."
     )
     add_variables(parser, BY_VERB["doctor"])
-    parser.set_defaults(run=None, force=None)  # what only a submission has
+    parser.set_defaults(run=None, force=None, from_=None)  # what only a submission has
 
 
 def run(args: argparse.Namespace) -> int:

@@ -58,7 +58,7 @@ def _request(args: argparse.Namespace) -> Request:
         "",
         _needed(args, "format"),
         name,
-        os.path.abspath(args.copy) if args.copy else None,
+        os.path.abspath(args.from_) if args.from_ else None,
         files,
         dict(split_pair(word, "COLUMNS") for text in args.columns for word in text.split(",") if word),
         args.data_source,

@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{name}: not set; {submission.resolved.settings.model.name} needs {_NEEDED[name]}")
     if not _plan_allows(submission):
         return _IMPOSSIBLE
-    _suggest_proxy(submission, args)
+    if submission.branch is None:
+        _suggest_proxy(submission, args)
     if submission.site.name == "sandbox":
         from dsv4kit.cli.local import on_sandbox
 
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"plan: {schedule.steps} steps in {submission.segments} segments of {schedule.segment_steps}"
         f" on {schedule.nodes} nodes, a checkpoint every {schedule.save_freq} steps{_spares(schedule.spare_segments)}"
+        f"{_begins(submission)}"
     )
     submission.submit(lambda line: print(line, flush=True))
     print(f"directory: {submission.run.path}")
@@ -70,6 +72,11 @@ def run(args: argparse.Namespace) -> int:
         return follow(submission.run, submission.slurm)
     print(f"`{hints.command('status', RUN=submission.run.name)}` shows how it goes")
     return 0
+
+
+def _begins(submission: Submission) -> str:
+    branch = submission.branch
+    return f"; from step {branch.step} of the run {branch.parent.name}" if branch else ""
 
 
 def _spares(count: int) -> str:
@@ -116,6 +123,8 @@ def request(args: argparse.Namespace) -> Submission:
     from dsv4kit.launch.submission import Submission
     from dsv4kit.run.directory import RunDir
 
+    if args.from_ is not None:
+        return _branch(args)
     chosen = selection(args)
     name = checked_name(args.run if args.run is not None else _new_name(chosen.resolved.settings.profile))
     return Submission(
@@ -126,6 +135,38 @@ def request(args: argparse.Namespace) -> Submission:
         chosen.site.python or "python3",
         forced=bool(args.force),
         image=chosen.image,
+    )
+
+
+def _branch(args: argparse.Namespace) -> Submission:
+    """A run that begins with another one's checkpoint, with that one's settings where the user names no others."""
+    from dsv4kit.cli.selection import image_of, overrides_of
+    from dsv4kit.launch import site_choice
+    from dsv4kit.launch.branch import Branch
+    from dsv4kit.launch.run_dir import checked_name, read_record, runs_root
+    from dsv4kit.launch.slurm import Slurm
+    from dsv4kit.launch.submission import Submission
+    from dsv4kit.run.directory import RunDir
+
+    branch = Branch.named(args.from_)
+    site = branch.site(args.site)
+    if args.image:
+        site = site_choice.in_image(site, args.image)
+    site = site_choice.queued(site, {name: getattr(args, name.lower(), None) for name in site_choice.QUEUE})
+    overrides = [*(site_choice.of_image(site) if args.image or args.site else []), *overrides_of(args)]
+    chosen = {name: getattr(args, name.lower()) for name in ("HW", "MODEL", "RECIPE")}
+    resolved = branch.settings(chosen, overrides)
+    name = checked_name(args.run if args.run is not None else _new_name(branch.parent.name[:40]))
+    return Submission(
+        resolved,
+        site,
+        RunDir(runs_root() / name),
+        Slurm(),
+        site.python or read_record(branch.parent)["python"],
+        forced=bool(args.force),
+        image=image_of(site),
+        first_step=branch.step,
+        branch=branch,
     )
 
 

@@ -33,7 +33,7 @@ class Variable(NamedTuple):
     @property
     def dest(self) -> str:
         """Where its value is found; `from` is a word of Python's own."""
-        return "copy" if self.name == "FROM" else self.name.lower()
+        return "from_" if self.name == "FROM" else self.name.lower()
 
     @property
     def option(self) -> str:
@@ -161,12 +161,13 @@ GREP = Variable("GREP", "only lines in which this regular expression is found")
 NODE = Variable("NODE", "log of this node (for ray and agent)")
 SINCE = Variable("SINCE", "only lines since then: 10m, 2h, 14:30 or 2026-01-31T14:30, for logs with times in them")
 WHAT = Variable("WHAT", "driver (default), slurm, ray or agent (what sets a node up and starts processes on it)")
+FROM = Variable("FROM", "run[@step]: a new run with that one's settings, from its last checkpoint or that of a step")
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
-    "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
+    "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, FROM, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
     "prepare data": OF_DATA,

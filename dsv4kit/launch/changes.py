@@ -53,6 +53,8 @@ _LAYOUT = (
     "engine.backend",
     "rollout.tensor_model_parallel_size",
 )
+# Of the model, what is read at a start and is no part of a checkpoint.
+_MODEL_FILES = ("model.path", "model.chat_template_file")
 # Megatron's optimizer on the CPU, on the GPU, and the precision-aware one keep states of different shape.
 _OPTIMIZER_STATE = ("optimizer.cpu_offload", "optimizer.offload_fraction", "optimizer.precision_aware")
 
@@ -107,6 +109,16 @@ def _refusal(key: str, settings: Settings) -> str | None:
         return None
     if key in _OTHER_DIGITS:
         return "the run is deterministic, and this changes the last digits" if settings.deterministic else None
+    loads = key in _OPTIMIZER_STATE and "optimizer" not in settings.checkpoint.contents
+    return None if loads else not_loadable(key, settings) or "a resume changes nothing of what is learned"
+
+
+def not_loadable(key: str, settings: Settings) -> str | None:
+    """Why a checkpoint that was saved with another value of the key cannot be loaded; None where it can."""
+    if _among(key, _FREE) or key in _OTHER_DIGITS:
+        return None
+    if _among(key, ("model.",)) and key not in _MODEL_FILES:
+        return "a checkpoint goes on with its own model only"
     if key in _OPTIMIZER_STATE:
         if "optimizer" not in settings.checkpoint.contents:
             return None
@@ -115,7 +127,7 @@ def _refusal(key: str, settings: Settings) -> str | None:
         if settings.engine.backend == "fsdp":
             return "FSDP's checkpoints have one file per process and load only into as many as saved them"
         return "Megatron's checkpoints of this form (dp_reshardable) load only into the layout that saved them"
-    return "a resume changes nothing of what is learned"
+    return None
 
 
 def _among(key: str, names: Iterable[str]) -> bool:

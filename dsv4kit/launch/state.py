@@ -73,7 +73,8 @@ class RunState:
     `state`: waiting, running, finished, cancelled (by the user), stopped (by itself), incomplete (the chain is used
     up) or unknown. `excluded_nodes`: nodes the run avoids now, with when, in which segment and why. `other_jobs`: jobs
     of the run in the queue that none of its segments is known to have, with their states. A spare segment that was not
-    needed is left out once the run is over.
+    needed is left out once the run is over. `origin`: run, directory and step of the checkpoint it began with, if it is
+    another run's.
     """
 
     run: str
@@ -89,6 +90,7 @@ class RunState:
     excluded_nodes: list[dict[str, Any]] = field(default_factory=list)
     other_jobs: dict[str, str] = field(default_factory=dict)
     progress: RunProgress = field(default_factory=RunProgress)
+    origin: dict[str, Any] = field(default_factory=dict)
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -153,6 +155,7 @@ class StateReader:
             segments=[one for one in segments if not (one.spare and one.over and not one.attempts and _over(state))],
             other_jobs=others,
             progress=progress_of(merged, attempts, spec["total_steps"], spec.get("segment_steps")),
+            origin=read_object(run.origin_file),
             excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
 

@@ -30,6 +30,7 @@ from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
 from dsv4kit.launch import image_state, ownership
+from dsv4kit.launch.branch import Branch
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze, freeze_reward, with_frozen_reward
@@ -40,7 +41,7 @@ from dsv4kit.launch.segment_option import asks_for_segment
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.run import node_spec
 from dsv4kit.run.directory import ChainLink, RunDir
-from dsv4kit.run.files import temporary_name
+from dsv4kit.run.files import temporary_name, write_json
 from dsv4kit.run.node_spec import Limits, NodeResources, NodeSpec
 from dsv4kit.verl_keys import overrides, rollout
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft
@@ -57,8 +58,9 @@ _STOPPING = ("dsv4kit.plugin.segment_stop", "dsv4kit.plugin.sft_segments")
 class Submission:
     """Everything `submit` needs. `python` runs on the nodes; model and data are what the kit made, if it did.
 
-    `avoid`: nodes that the run has found bad (a resume's). Its chain begins with `first_segment` at `first_step`.
-    `started_in`: the file its segments go on in (a resume's).
+    `avoid`: nodes that the run has found bad (a resume's). Its chain begins with `first_segment` at `first_step`,
+    which is a checkpoint of another run where there is a `branch`. `started_in`: the file its segments go on in (a
+    resume's).
     """
 
     resolved: Resolved
@@ -72,6 +74,7 @@ class Submission:
     avoid: tuple[str, ...] = ()
     first_segment: int = 1
     first_step: int = 0
+    branch: Branch | None = None
     image: ImageFacts | None = None
     started_in: ImageState | None = None
 
@@ -106,7 +109,7 @@ class Submission:
     @functools.cached_property
     def case(self) -> Case:
         """What the rules of `feasibility` look at."""
-        return Case(self.resolved.settings, self.resolved.sources, self.site, self.image)
+        return Case(self.resolved.settings, self.resolved.sources, self.site, self.image, self.first_step)
 
     def check(self) -> None:
         """Refuses what cannot work, before anything is written."""
@@ -120,6 +123,8 @@ class Submission:
         if settings.checkpoint.directory:
             named = source_of("checkpoint.directory", sources) or "checkpoint.directory"
             ownership.check(Path(settings.checkpoint.directory), self.run, named)
+            if self.branch:
+                self.branch.check(Path(settings.checkpoint.directory))
 
     @functools.cached_property
     def image_state(self) -> ImageState | None:
@@ -252,6 +257,7 @@ class Submission:
             "python": self.python,
             "plan": self._planned(),
             "forced": self.forced,
+            **({"from": self.branch.as_dict()} if self.branch else {}),
             "versions": {
                 "dsv4kit": dsv4kit.__version__,
                 "commit": commit(),
@@ -320,11 +326,15 @@ class Submission:
             node_spec.write(staging, spec.as_dict())
             write_record(staging, self.frozen())
             staging.save_chain([], self.run.job_name)
+            if self.branch:
+                write_json(staging.origin_file, self.branch.as_dict())
+                own = self.resolved.settings.checkpoint.directory
+                self.branch.bring(Path(own) if own else staging.checkpoints, progress)
             staging.path.rename(self.run.path)
             if not self.resolved.settings.checkpoint.directory:
                 ownership.claim(Path(spec.checkpoint_dir), self.run)
         except BaseException as error:
-            _disown(claimed)
+            self._disown(claimed)
             shutil.rmtree(staging.path, ignore_errors=True)
             if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise UserError(f"RUN={self.run.name!r}: exists already; somebody else has just submitted it") from None
@@ -335,9 +345,16 @@ class Submission:
         except JobsLeftError:
             raise
         except BaseException:
-            _disown(claimed)
+            self._disown(claimed)
             shutil.rmtree(self.run.path, ignore_errors=True)
             raise
+
+    def _disown(self, directory: Path | None) -> None:
+        """Gives a checkpoint directory of the user's back as it was."""
+        if directory:
+            (directory / ownership.OWNER).unlink(missing_ok=True)
+            if self.branch:
+                self.branch.take_back(directory)
 
     def executor(self, segment: int, after: str | None) -> SegmentExecutor:
         """What submits a segment of it, behind the job `after`."""
@@ -350,11 +367,6 @@ class Submission:
 def make_executor(script: SegmentScript, python: str, slurm: Slurm, after: str | None) -> SegmentExecutor:
     """The executor of one segment."""
     return SegmentExecutor(script.run.segment(script.segment).submitit, script, python, slurm, after)
-
-
-def _disown(directory: Path | None) -> None:
-    if directory:
-        (directory / ownership.OWNER).unlink(missing_ok=True)
 
 
 def commit() -> str:

@@ -3,6 +3,7 @@
     <run>/run.yaml                    what the run was submitted with (read by the control plane: it is YAML)
     <run>/node.json                   what the nodes are told                                        (node_spec)
     <run>/chain.json                  the segments and their job ids
+    <run>/origin.json                 the run and step it began with, where it branches from another one
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/own/                        the user's reward function, as it was at the submission
@@ -300,6 +301,11 @@ class RunDir:
     def exclusions_file(self) -> Path:
         """Nodes the run avoids, and why (exclusions)."""
         return self.path / "excluded_nodes.jsonl"
+
+    @property
+    def origin_file(self) -> Path:
+        """The run and step whose checkpoint this one began with, if any: `{"run", "directory", "step"}`."""
+        return self.path / "origin.json"
 
     @property
     def kit(self) -> Path:

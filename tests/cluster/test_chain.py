@@ -17,6 +17,7 @@ from dsv4kit.config.loading import Override, load_settings, load_site
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.launch import doctor
+from dsv4kit.launch.branch import Branch
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.resume import Resumption
@@ -371,3 +372,20 @@ def test_a_limited_chain_that_is_cancelled_submits_nothing_more(cluster: Cluster
     assert first == "CANCELLED"
     assert cluster.slurm.live(run.job_name) == {}
     assert [bool(segment.job_id) for segment in state.segments[:3]] == [True, True, False]
+
+
+def test_a_branch_goes_on_from_a_step_of_another_run_and_leaves_that_one_alone(cluster: Cluster) -> None:
+    parent = cluster.submit_sft("parent", ("schedule.steps", 2))
+    assert cluster.wait(parent).state == "finished"
+    before = {path: path.stat().st_mtime_ns for path in parent.path.rglob("*") if path.is_file()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DSV4KIT_RUNS", str(cluster.root))
+        branch = Branch.named("parent@1")
+    resolved = branch.settings({}, [Override("schedule.steps", 3, "STEPS=3")])
+    submission = cluster.submission("child", nodes=1, recipe="sft")
+    submission = dataclasses.replace(submission, resolved=resolved, first_step=1, branch=branch)
+    submission.check()
+    submission.submit(print)
+    state = cluster.wait(submission.run)
+    assert (state.state, steps(state), sorted(state.losses)) == ("finished", [(1, 3)], [2, 3])
+    assert {path: path.stat().st_mtime_ns for path in parent.path.rglob("*") if path.is_file()} == before

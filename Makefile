@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit runs status report logs explain checkpoints resume cancel export image data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -60,6 +60,9 @@ status: setup  ## show a run [RUN=]
 
 report: setup  ## one page about a run, into its directory [RUN= WITH=OTHER_RUN FORMAT=md OUT=]
 	@$(KIT) --make report
+
+track: setup  ## a run's curve for a tracker, without a network: make track TO=tensorboard [RUN= OUT=]
+	@$(KIT) --make track
 
 logs: setup  ## show a run's log [RUN= SEGMENT= WHAT= NODE= TAIL= GREP= SINCE= FOLLOW=1 ALL=1]
 	@$(KIT) --make logs

@@ -26,6 +26,7 @@ VERBS = {
     "runs": "show all runs, a line each",
     "status": "show a run",
     "report": "one page about a run: curves, times, cost, memory, ends",
+    "track": "a run's curve for TensorBoard, wandb or MLflow",
     "logs": "show a run's log",
     "explain": "what the processes of a running segment are doing now",
     "checkpoints": "the checkpoints of a run, and whether they are complete",

@@ -153,6 +153,8 @@ FROM_STEP = Variable("FROM_STEP", "go back to the checkpoint of this step; 0: st
 FORMAT_OF_REPORT = Variable("FORMAT", "html (default), md or json")
 WITH = Variable("WITH", "another run: what the two have otherwise")
 OUT_OF_REPORT = Variable("OUT", "file to write; default: report.html in the run's directory")
+TO = Variable("TO", "tensorboard, wandb or mlflow")
+OUT_OF_TRACK = Variable("OUT", "directory to write to; default: in the run's directory")
 STATE = Variable("STATE", "only runs that are so: waiting, running, finished, stopped, ...; several with commas")
 MATCH = Variable("MATCH", "only runs with such a name, e.g. 'pro-*'")
 SORT = Variable("SORT", "age (default), name, state, left, node-hours, lost or reward")
@@ -175,6 +177,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),
     "runs": (STATE, MATCH, SORT, JSON),
     "status": (RUN, JSON),
+    "track": (RUN, TO, OUT_OF_TRACK),
     "report": (RUN, WITH, FORMAT_OF_REPORT, OUT_OF_REPORT),
     "logs": (RUN, SEGMENT, WHAT, NODE, TAIL, GREP, SINCE, FOLLOW, ALL, JSON),
     "explain": (RUN,),

@@ -16,6 +16,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.feasibility import (
     file_rules,
     image_rules,
+    logger_rules,
     planner_rules,
     retention_rules,
     schedule_rules,
@@ -80,6 +81,8 @@ def at_submission(case: Case) -> Iterator[Refusal]:
     """What has to be there at the moment a run is submitted or resumed."""
     for problem in site_files.problems(case.site):
         yield Refusal("site", case.site.name, "", problem)
+    yield from logger_rules.in_the_image(case)
+    yield from logger_rules.with_a_key(case)
 
 
 def allows(case: Case) -> Callable[[Question], bool]:

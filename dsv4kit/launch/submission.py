@@ -29,7 +29,7 @@ from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
-from dsv4kit.launch import image_state, ownership
+from dsv4kit.launch import image_state, ownership, trackers
 from dsv4kit.launch.branch import Branch
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
@@ -241,7 +241,8 @@ class Submission:
         """The profile's environment, the site's over it, and over both what the user set by hand."""
         settings, sources = self.resolved.settings, self.resolved.sources
         by_hand = {key: v for key, v in settings.env.items() if sources.get(f"env.{key}", "").startswith("SET ")}
-        return {**settings.env, **self.site.env, **by_hand}
+        tracked = trackers.environment(self.run, settings.loggers)
+        return {**tracked, **settings.env, **self.site.env, **by_hand}
 
     def frozen(self) -> dict[str, Any]:
         """`run.yaml`."""

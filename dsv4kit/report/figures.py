@@ -127,6 +127,7 @@ def _rates(facts: Facts) -> Figure:
         facts, "rates", "Learning rate and gradient", "", lines, "learning rate", "neither is in this run's metrics"
     )
     if figure.spec:
+        figure.spec["layout"]["yaxis"]["rangemode"] = "tozero"  # a constant rate has a scale too
         figure.spec["layout"]["yaxis2"] = {
             "overlaying": "y",
             "side": "right",

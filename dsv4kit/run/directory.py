@@ -328,6 +328,11 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def tracking(self) -> Path:
+        """What trackers write: wandb's, TensorBoard's and MLflow's files."""
+        return self.path / "tracking"
+
+    @property
     def quarantine(self) -> Path:
         """Checkpoints that were set aside."""
         return self.path / "quarantine"

@@ -22,7 +22,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
 $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
 # The kit knows what its verbs take; the other targets take these.
-KIT_TARGETS := submit plan doctor runs status report logs explain checkpoints resume cancel export image data model
+KIT_TARGETS := submit plan doctor runs status report track logs explain checkpoints resume cancel export image data model
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
 OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))

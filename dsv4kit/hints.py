@@ -15,6 +15,7 @@ TARGETS = {
             "runs",
             "status",
             "report",
+            "track",
             "logs",
             "explain",
             "checkpoints",

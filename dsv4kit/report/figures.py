@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from dsv4kit.report.gather import PARTS, Facts
+from dsv4kit.report.gather import PARTS, RunFacts
 from dsv4kit.report.memory import NodeMemorySeen
 from dsv4kit.run import cost, metrics
 
@@ -27,7 +27,7 @@ class Figure(NamedTuple):
     missing: str = ""
 
 
-def figures(facts: Facts) -> list[Figure]:
+def figures(facts: RunFacts) -> list[Figure]:
     """All of them, in the order of the page."""
     return [
         _learning(facts),
@@ -47,7 +47,7 @@ def _round(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-def _line(facts: Facts, name: str, shown: str, colour: int = 0, **more: Any) -> dict[str, Any] | None:
+def _line(facts: RunFacts, name: str, shown: str, colour: int = 0, **more: Any) -> dict[str, Any] | None:
     """The curve of a metric; None where no step has it."""
     steps, values = facts.curve(name)
     if not any(value is not None for value in values):
@@ -73,7 +73,7 @@ def _layout(x: str, y: str, **more: Any) -> dict[str, Any]:
     return {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}, **more}
 
 
-def _borders(facts: Facts) -> list[dict[str, Any]]:
+def _borders(facts: RunFacts) -> list[dict[str, Any]]:
     """A line where each attempt began, red where the one before ended badly."""
     shapes = []
     for before, after in pairwise(facts.attempts):
@@ -94,14 +94,14 @@ def _borders(facts: Facts) -> list[dict[str, Any]]:
     return shapes
 
 
-def _curves(facts: Facts, key: str, title: str, text: str, lines: Sequence[Any], y: str, missing: str) -> Figure:
+def _curves(facts: RunFacts, key: str, title: str, text: str, lines: Sequence[Any], y: str, missing: str) -> Figure:
     found = [line for line in lines if line]
     if not found:
         return Figure(key, title, text, None, missing)
     return Figure(key, title, text, {"data": found, "layout": _layout("step", y, shapes=_borders(facts))})
 
 
-def _learning(facts: Facts) -> Figure:
+def _learning(facts: RunFacts) -> Figure:
     lines = [
         _line(facts, metrics.REWARD, "reward, mean"),
         _line(facts, metrics.SFT_LOSS, "loss", 0),
@@ -111,7 +111,7 @@ def _learning(facts: Facts) -> Figure:
     return _curves(facts, "learning", "Reward or loss", text, lines, "", "no reward and no loss in this run's metrics")
 
 
-def _validation(facts: Facts) -> Figure:
+def _validation(facts: RunFacts) -> Figure:
     names = sorted({name for step in facts.steps for name in step.data if metrics.is_validation(name)})
     lines = [
         _line(facts, name, name, n, mode="lines+markers") for n, name in enumerate(names[:8]) if name != "val/loss"
@@ -120,7 +120,7 @@ def _validation(facts: Facts) -> Figure:
     return _curves(facts, "validation", "Validation", text, lines, "", "this run was not validated yet")
 
 
-def _rates(facts: Facts) -> Figure:
+def _rates(facts: RunFacts) -> Figure:
     lines = [_line(facts, name, "learning rate") for name in metrics.LEARNING_RATES]
     lines += [_line(facts, name, "gradient norm", 1, yaxis="y2") for name in ("actor/grad_norm", "train/grad_norm")]
     figure = _curves(
@@ -137,7 +137,7 @@ def _rates(facts: Facts) -> Figure:
     return figure
 
 
-def _step_time(facts: Facts) -> Figure:
+def _step_time(facts: RunFacts) -> Figure:
     lines = []
     for number, part in enumerate(PARTS):
         line = _line(facts, f"timing_s/{part}", part, number, stackgroup="parts")
@@ -149,7 +149,7 @@ def _step_time(facts: Facts) -> Figure:
     return _curves(facts, "step-time", "Step time", text, [*lines, whole], "s", "no step times in this run's metrics")
 
 
-def _first_steps(facts: Facts) -> Figure:
+def _first_steps(facts: RunFacts) -> Figure:
     title, text = (
         "First steps",
         "The first step of each start compiles kernels; beside it the usual step of that start.",
@@ -172,7 +172,7 @@ def _first_steps(facts: Facts) -> Figure:
     return Figure("first-steps", title, text, {"data": bars, "layout": layout})
 
 
-def _waterfall(facts: Facts) -> Figure:
+def _waterfall(facts: RunFacts) -> Figure:
     title, text = "Where the node-hours went", "From all that was held down to what trained and is kept; queues apart."
     held = sum(facts.hours.values())
     if not held:
@@ -193,7 +193,7 @@ def _waterfall(facts: Facts) -> Figure:
     return Figure("node-hours", title, text, {"data": [bar], "layout": _layout("", "node-hours")})
 
 
-def _memory(facts: Facts, kind: str) -> Figure:
+def _memory(facts: RunFacts, kind: str) -> Figure:
     title = "Host memory per node" if kind == "host" else "GPU memory per node, fullest GPU"
     text = (
         "From the kit's own sampler, GiB. verl's own figures come from the last pipeline stage only; stage 0 is marked."
@@ -237,7 +237,7 @@ def _bucketed(node: NodeMemorySeen, kind: str, begin: float, width: float, bucke
     return row
 
 
-def _agreement(facts: Facts) -> Figure:
+def _agreement(facts: RunFacts) -> Figure:
     lines = [
         _line(facts, metrics.PEARSON, "Pearson"),
         _line(facts, "training/rollout_probs_diff_mean", "mean difference", 1, yaxis="y2"),
@@ -258,7 +258,7 @@ def _agreement(facts: Facts) -> Figure:
     return figure
 
 
-def _lengths(facts: Facts) -> Figure:
+def _lengths(facts: RunFacts) -> Figure:
     lines = [
         _line(facts, metrics.RESPONSE_LENGTH, "mean"),
         _line(facts, metrics.RESPONSE_LENGTH_MAX, "longest", 1),
@@ -290,7 +290,7 @@ def _lengths(facts: Facts) -> Figure:
     return figure
 
 
-def comparison(one: Facts, other: Facts) -> list[Figure]:
+def comparison(one: RunFacts, other: RunFacts) -> list[Figure]:
     """Curves of two runs in one figure each."""
     found = []
     for key, title, name, y in (

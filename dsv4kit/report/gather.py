@@ -24,7 +24,7 @@ PARTS = ("gen", "reward", "old_log_prob", "ref", "adv", "update_actor", "update_
 QUEUE = "queue"
 
 
-class Facts(NamedTuple):
+class RunFacts(NamedTuple):
     """One run. Times are seconds since the epoch, `hours` node-hours by what they went into, `steps` the merged curve.
 
     `attempts` are in the order they ran; `resumes` compare the curve before and after each start; `compared` holds
@@ -72,7 +72,7 @@ def vars_of(node: memory.NodeMemorySeen) -> dict[str, Any]:
     return {key: value for key, value in node._asdict().items() if key not in ("times", "host", "gpu")}
 
 
-def gather(run: RunDir, now: float | None = None) -> Facts:
+def gather(run: RunDir, now: float | None = None) -> RunFacts:
     """The facts of a run. Raises DamagedFileError where not even node.json and chain.json can be read."""
     now = time.time() if now is None else now
     spec = node_spec.read_as_dict(run)
@@ -86,12 +86,12 @@ def gather(run: RunDir, now: float | None = None) -> Facts:
     nodes = int(spec.get("nodes") or 1)
     merged = metrics.merge([attempt.steps[step] for step in sorted(attempt.steps)] for attempt in attempts)
     if not merged:
-        problems.append("no metrics: no step has been trained yet, or metrics.jsonl cannot be read")
+        problems.append("no metrics: no step has been trained yet, or they cannot be read")
     rows = [_attempt(attempt, nodes, now) for attempt in attempts]
     hours, lost_to = _hours(rows, nodes)
     seen = memory.seen(attempts, plan)
     firsts = _first_steps(attempts)
-    facts = Facts(
+    facts = RunFacts(
         run=run.name,
         directory=str(run.path),
         made=now,
@@ -227,7 +227,7 @@ def _first_steps(attempts: Sequence[AttemptReader]) -> list[dict[str, Any]]:
     return found
 
 
-def _compared(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _compared(facts: RunFacts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The planner's numbers beside the measured ones; a number without a measurement is named all the same."""
     plan = facts.plan
     if not plan:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsv4kit.report.figures import hours_shown
-from dsv4kit.report.gather import Facts
+from dsv4kit.report.gather import RunFacts
 from dsv4kit.run import cost, metrics
 from dsv4kit.run.ends import COMPLETED
 from dsv4kit.text_table import duration
@@ -15,7 +15,7 @@ _QUARTER = 4
 Table = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 
 
-def sentences(facts: Facts) -> Iterator[str]:
+def sentences(facts: RunFacts) -> Iterator[str]:
     """State, whether it learns, what it cost, what went wrong."""
     yield f"{facts.saved_step} of {facts.total_steps} steps are saved, on {facts.nodes} nodes."
     yield from _learns(facts)
@@ -43,7 +43,7 @@ def sentences(facts: Facts) -> Iterator[str]:
     yield from facts.problems
 
 
-def _learns(facts: Facts) -> Iterator[str]:
+def _learns(facts: RunFacts) -> Iterator[str]:
     for name, word in ((metrics.REWARD, "reward"), (metrics.SFT_LOSS, "loss")):
         values = [value for value in facts.curve(name)[1] if value is not None]
         bad = len(facts.curve(name)[1]) - len(values)
@@ -61,7 +61,7 @@ def changed(pair: list[float | None]) -> bool:
     return before is not None and after is not None and abs(after - before) > 0.1 * max(abs(before), abs(after))
 
 
-def tables(facts: Facts) -> list[Table]:
+def tables(facts: RunFacts) -> list[Table]:
     """(title, columns, rows) in the order of the page."""
     found: list[Table] = [
         ("Attempts", ("segment", "attempt", "steps", "node-hours", "end", "evidence"), [*map(_attempt, facts.attempts)])
@@ -158,7 +158,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
 
 
-def differences(one: Facts, other: Facts) -> Table:
+def differences(one: RunFacts, other: RunFacts) -> Table:
     """What two runs have otherwise: versions, settings, and the numbers that matter."""
     rows: list[tuple[str, ...]] = []
     for name, get in (
@@ -179,7 +179,7 @@ def differences(one: Facts, other: Facts) -> Table:
     return ("What differs", ("", one.run, other.run), rows)
 
 
-def _usual(facts: Facts) -> str:
+def _usual(facts: RunFacts) -> str:
     values = sorted(value for value in facts.curve(metrics.STEP_TIME)[1] if value is not None)
     return f"{values[len(values) // 2]:.1f}" if values else ""
 

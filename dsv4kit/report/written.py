@@ -10,7 +10,7 @@ from typing import Any
 
 from dsv4kit.errors import UserError
 from dsv4kit.report.figures import Figure, comparison, figures
-from dsv4kit.report.gather import Facts
+from dsv4kit.report.gather import RunFacts
 from dsv4kit.report.summary import Table, differences, sentences, tables
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.files import write_text
@@ -18,18 +18,18 @@ from dsv4kit.run.files import write_text
 TEMPLATE = "report.html.j2"
 
 
-def as_html(facts: Facts) -> str:
+def as_html(facts: RunFacts) -> str:
     """One page that needs no network: plotly.js, data and text in one file."""
     return _page(facts.run, facts, list(sentences(facts)), figures(facts), tables(facts))
 
 
-def comparison_as_html(one: Facts, other: Facts) -> str:
+def comparison_as_html(one: RunFacts, other: RunFacts) -> str:
     """Two runs on one page."""
     lines = [f"{facts.run}: {line}" for facts in (one, other) for line in sentences(facts)]
     return _page(f"{one.run} and {other.run}", one, lines, comparison(one, other), [differences(one, other)])
 
 
-def _page(title: str, facts: Facts, lines: Sequence[str], drawn: Sequence[Figure], shown: Sequence[Table]) -> str:
+def _page(title: str, facts: RunFacts, lines: Sequence[str], drawn: Sequence[Figure], shown: Sequence[Table]) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from dsv4kit.config.paths import ROOT
@@ -60,12 +60,12 @@ def _in_a_script(content: Any) -> str:
     return text
 
 
-def as_markdown(facts: Facts) -> str:
+def as_markdown(facts: RunFacts) -> str:
     """Sentences and tables."""
     return _markdown(facts.run, list(sentences(facts)), tables(facts))
 
 
-def comparison_as_markdown(one: Facts, other: Facts) -> str:
+def comparison_as_markdown(one: RunFacts, other: RunFacts) -> str:
     """What two runs have otherwise."""
     lines = [f"{facts.run}: {line}" for facts in (one, other) for line in sentences(facts)]
     return _markdown(f"{one.run} and {other.run}", lines, [differences(one, other)])
@@ -85,7 +85,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split())
 
 
-def as_json(facts: Facts) -> str:
+def as_json(facts: RunFacts) -> str:
     """Everything in it but the samples."""
     return json.dumps(_finite(facts.as_dict()), indent=1, allow_nan=False) + "\n"
 

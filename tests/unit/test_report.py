@@ -14,7 +14,7 @@ from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.report import reward, summary, written
 from dsv4kit.report.figures import figures
-from dsv4kit.report.gather import Facts, gather
+from dsv4kit.report.gather import RunFacts, gather
 from dsv4kit.run import cost
 from dsv4kit.run.directory import RunDir
 from dsv4kit.run.files import write_json, write_text
@@ -29,11 +29,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(root: Path) -> Facts:
+def facts(root: Path) -> RunFacts:
     return gather(RunDir(root / "planted"))
 
 
-def test_a_planted_fault_and_its_cost_are_told(facts: Facts) -> None:
+def test_a_planted_fault_and_its_cost_are_told(facts: RunFacts) -> None:
     told = " ".join(summary.sentences(facts))
     assert "1 of 4 attempts ended by a fault: node lost." in told
     assert facts.lost_to.keys() == {"node lost"}
@@ -43,20 +43,20 @@ def test_a_planted_fault_and_its_cost_are_told(facts: Facts) -> None:
     assert sum(facts.hours.values()) == pytest.approx(held, abs=0.01)
 
 
-def test_a_resume_whose_learning_rate_jumps_is_named(facts: Facts) -> None:
+def test_a_resume_whose_learning_rate_jumps_is_named(facts: RunFacts) -> None:
     assert [summary.changed(one["learning_rate"]) for one in facts.resumes] == [False, True, True]
     assert [one["again"] for one in facts.resumes] == [0, 5, 0]
     assert "2 of 3 resumes are not continuous" in " ".join(summary.sentences(facts))
 
 
-def test_a_reward_that_is_no_number_is_counted_and_drawn_as_a_gap(facts: Facts) -> None:
+def test_a_reward_that_is_no_number_is_counted_and_drawn_as_a_gap(facts: RunFacts) -> None:
     assert "The reward of 1 step was not a number." in list(summary.sentences(facts))
     learning = figures(facts)[0].spec
     assert learning
     assert learning["data"][0]["y"][2] is None
 
 
-def test_nodes_of_stage_0_are_marked_and_compared_with_the_plan(facts: Facts) -> None:
+def test_nodes_of_stage_0_are_marked_and_compared_with_the_plan(facts: RunFacts) -> None:
     assert [(node.node, node.stage_0) for node in facts.memory.nodes][:3] == [
         ("node00", True),
         ("node01", True),
@@ -68,7 +68,7 @@ def test_nodes_of_stage_0_are_marked_and_compared_with_the_plan(facts: Facts) ->
     assert compared["node-hours of the run"][1] == pytest.approx(sum(facts.hours.values()))
 
 
-def test_every_figure_is_one_that_plotly_takes(facts: Facts) -> None:
+def test_every_figure_is_one_that_plotly_takes(facts: RunFacts) -> None:
     graph = pytest.importorskip("plotly.graph_objects")
     drawn = figures(facts)
     assert [figure.key for figure in drawn if figure.spec is None] == []
@@ -76,7 +76,7 @@ def test_every_figure_is_one_that_plotly_takes(facts: Facts) -> None:
         graph.Figure(figure.spec)  # raises for a key or a value it does not know
 
 
-def test_the_page_needs_no_network_and_hostile_text_stays_text(facts: Facts) -> None:
+def test_the_page_needs_no_network_and_hostile_text_stays_text(facts: RunFacts) -> None:
     pytest.importorskip("plotly")
     page = written.as_html(facts)
     assert "<b>64</b>" not in page
@@ -88,7 +88,7 @@ def test_the_page_needs_no_network_and_hostile_text_stays_text(facts: Facts) -> 
     assert len(page) < 8_000_000
 
 
-def test_markdown_and_json(root: Path, facts: Facts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_and_json(root: Path, facts: RunFacts, capsys: pytest.CaptureFixture[str]) -> None:
     text = written.as_markdown(facts)
     assert "<script>" not in text.replace("\\<script\\>", "")
     content = json.loads(written.as_json(facts))

@@ -22,6 +22,7 @@ TARGETS = {
             "resume",
             "cancel",
             "export",
+            "sources",
         )
     },
     "image build": "image",

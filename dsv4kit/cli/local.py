@@ -39,27 +39,44 @@ def on_sandbox(submission: Submission, torch_index: str | None, install: bool) -
             f"NODES={nodes}: the sandbox has {spec.nodes} nodes; `{hints.command('sandbox down')}`, then"
             f" `{hints.command(f'sandbox up --nodes {nodes}')}`"
         )
+    script = _script(submission)
     if not install:
-        return _for_show(submission)
+        return _for_show(submission, script)
     require_root()
     image = submission.site.container.image
     if image is None:
         environment = runtime.runtime_python(torch_index=torch_index)
-        python, programs, assets = str(environment), environment.parents[1], runtime.assets_dir(environment)
+        assets = runtime.assets_dir(environment, script=script)
+        python, programs = str(environment), environment.parents[1]
     else:
         for problem in site_files.image_problems(image):
             raise UserError(problem)
         packages.require(IMAGE_PROGRAMS, "running in an image on this machine")
-        python, programs, assets = submission.python, Path(image).parent, _assets_by(image, submission.python)
+        python, programs, assets = submission.python, Path(image).parent, _assets_by(image, submission.python, script)
     submission.run.path.parent.mkdir(parents=True, exist_ok=True)
     if running is None:
         print(f"sandbox: starting Slurm with {spec.nodes} nodes on this machine", flush=True)
-    named = mounts.read_only(submission.resolved.settings)
-    running = Sandbox.up(spec, share=[submission.run.path.parent, programs, assets, *map(Path, named)])
+    named = map(Path, mounts.read_only(submission.resolved.settings))
+    shared = [submission.run.path.parent, programs, assets, *named, *_checkouts(submission)]
+    running = Sandbox.up(spec, share=shared)
     return _with(submission, Slurm(running.client_env), python, assets)
 
 
-def _for_show(submission: Submission) -> Submission:
+def _script(submission: Submission) -> Path:
+    """What makes the model: a true DeepSeek-V4 where Megatron comes from checkouts, else the toy of the main job."""
+    from dsv4kit.sandbox import runtime
+
+    return runtime.MAKE_DSV4 if submission.resolved.settings.model.checkouts else runtime.MAKE_ASSETS
+
+
+def _checkouts(submission: Submission) -> list[Path]:
+    """Directories the trainer imports from, which the sandbox's nodes have to see."""
+    settings = submission.resolved.settings
+    names = ("DSV4KIT_MEGATRON_LM", "DSV4KIT_MEGATRON_BRIDGE") if settings.model.checkouts else ()
+    return [Path(settings.env[name]) for name in names]
+
+
+def _for_show(submission: Submission, script: Path) -> Submission:
     """For a dry run: paths of what is installed; what is not installed yet has a placeholder path that says so."""
     from dsv4kit.cli.runs import sandbox_slurm
     from dsv4kit.config.cache import cache_dir
@@ -73,7 +90,7 @@ def _for_show(submission: Submission) -> Submission:
         python = runtime.runtime_python(install=False)
     except UserError:
         return _with(submission, slurm, str(missing / "bin" / "python"), missing)
-    return _with(submission, slurm, str(python), runtime.assets_dir(python))
+    return _with(submission, slurm, str(python), runtime.assets_dir(python, script=script))
 
 
 def _with(submission: Submission, slurm: Slurm, python: str, assets: Path) -> Submission:
@@ -87,7 +104,7 @@ def _with(submission: Submission, slurm: Slurm, python: str, assets: Path) -> Su
     )
 
 
-def _assets_by(image: str, python: str) -> Path:
+def _assets_by(image: str, python: str, script: Path) -> Path:
     """The toy model and data, made by the Python of the image."""
     from dsv4kit.sandbox import runtime
 
@@ -97,4 +114,4 @@ def _assets_by(image: str, python: str) -> Path:
         return ["bash", str(enter), image, empty, str(writable), "ro", "/", *mounts, "--"]
 
     with tempfile.TemporaryDirectory() as empty:
-        return runtime.assets_dir(python, within)
+        return runtime.assets_dir(python, within, script)

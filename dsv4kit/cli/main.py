@@ -37,6 +37,7 @@ VERBS = {
     "schema": "JSON Schema of a settings file, for editors",
     "prepare": "data in verl's columns; whether a model is whole",
     "proxy-weights": "the first layers of a released checkpoint, for a proxy run",
+    "sources": "Megatron-LM and Megatron-Bridge at the commits of a stack",
     "image": "container images: what is inside, how they are built",
     "sandbox": "a real Slurm cluster on this machine (needs root)",
 }

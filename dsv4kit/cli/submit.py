@@ -21,6 +21,8 @@ _IMPOSSIBLE = 3
 _NEEDED = {
     "MODEL_PATH": "the directory with its weights",
     "TRAIN_FILE": "a parquet file with training data",
+    "MEGATRON_LM": "a checkout of Megatron-LM (`dsv4kit sources` says how to get one)",
+    "MEGATRON_BRIDGE": "a checkout of Megatron-Bridge (`dsv4kit sources` says how to get one)",
     "TEST_FILE": "a parquet file with validation data (verl reads it at every start)",
 }
 
@@ -44,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if submission.missing and not args.dry_run:
         name = submission.missing[0]
         raise UserError(f"{name}: not set; {submission.resolved.settings.model.name} needs {_NEEDED[name]}")
+    submission = _with_checkouts(submission)
     if not _plan_allows(submission):
         return _IMPOSSIBLE
     if submission.branch is None:
@@ -81,6 +84,25 @@ def _begins(submission: Submission) -> str:
 
 def _spares(count: int) -> str:
     return f"; {count} spare segment{'s' if count > 1 else ''} behind them, for those that fail" if count else ""
+
+
+def _with_checkouts(submission: Submission) -> Submission:
+    """With absolute paths of the checkouts; one without DeepSeek-V4 is refused, one at another commit is noted."""
+    import dataclasses
+
+    settings = submission.resolved.settings
+    if not settings.model.checkouts:
+        return submission
+    from dsv4kit.image import sources
+
+    stack, env = sources.stack_of(settings.model.checkouts), dict(settings.env)
+    for wanted in sources.CHECKOUTS:
+        if given := env.get(f"DSV4KIT_{wanted.variable}"):
+            env[f"DSV4KIT_{wanted.variable}"] = str(sources.directory(wanted, given))
+            if found := sources.difference(wanted, given, stack.git[wanted.package]):
+                print(f"dsv4kit: note: {wanted.variable}={given}: {found}", file=sys.stderr)
+    made = settings.model_copy(update={"env": env})
+    return dataclasses.replace(submission, resolved=submission.resolved._replace(settings=made))
 
 
 def _plan_allows(submission: Submission) -> bool:

@@ -41,6 +41,9 @@ class Variable(NamedTuple):
         return "--" + self.name.lower().replace("_", "-")
 
 
+# Where the trainer's processes look for them (plugin/cpu_dsv4.py).
+MEGATRON_LM, MEGATRON_BRIDGE = "env.DSV4KIT_MEGATRON_LM", "env.DSV4KIT_MEGATRON_BRIDGE"
+
 SETTINGS = (
     Variable("NODES", "nodes of the run", "schedule.nodes"),
     Variable("STEPS", "steps of the whole run", "schedule.steps"),
@@ -78,6 +81,8 @@ SETTINGS = (
         "0: without the two optimizer fixes (docs/fixes/)",
         "env.VERL_MEGATRON_OPTIMIZER_COMPAT",
     ),
+    Variable("MEGATRON_LM", "checkout of Megatron-LM, for MODEL=dsv4-tiny; see `dsv4kit sources`", MEGATRON_LM),
+    Variable("MEGATRON_BRIDGE", "checkout of Megatron-Bridge, likewise", MEGATRON_BRIDGE),
     Variable("LOGGER", "where verl sends metrics, e.g. console,wandb", "loggers", listed=True, separator=","),
 )
 SELECTION = (
@@ -103,8 +108,9 @@ FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=Tr
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
 IMAGE = Variable("IMAGE", "squashfs image to run in (bubblewrap, where the site has no containers), or to write")
 ENGINE = Variable("ENGINE", "what builds: docker, podman or buildah; default: the first that is usable here")
+STACK = Variable("STACK", "what is inside, another than the usual; see `dsv4kit image show`")
 BUILD_VARIABLES = (
-    Variable("STACK", "what is inside, another than the hardware's usual; see `dsv4kit image show`"),
+    STACK,
     Variable("BASE_IMAGE", "the base, with its digest"),
     Variable("VERL_SHA", "full sha of the verl to build in"),
     Variable("MAX_JOBS", "compilers at the same time; each takes up to 8 GB"),
@@ -176,6 +182,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),
     "runs": (STATE, MATCH, SORT, JSON),
+    "sources": (STACK, *(variable for variable in SETTINGS if variable.setting in (MEGATRON_LM, MEGATRON_BRIDGE))),
     "status": (RUN, JSON),
     "track": (RUN, TO, OUT_OF_TRACK),
     "report": (RUN, WITH, FORMAT_OF_REPORT, OUT_OF_REPORT),

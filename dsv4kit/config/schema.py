@@ -136,6 +136,11 @@ class Model(Section):
     description: str
     path: str | None = Field(description="directory with the weights; null only for a model the kit makes itself")
     made_locally: bool = Field(default=False, description="the kit makes model and data on first use")
+    checkouts: str | None = Field(
+        default=None,
+        description="a stack whose Megatron-LM and Megatron-Bridge are taken from checkouts (MEGATRON_LM,"
+        " MEGATRON_BRIDGE); null: from where the trainer is installed",
+    )
     trust_remote_code: bool = Field(default=False, description="code that lies beside the weights may run")
     chat_template_file: str | None = Field(
         default=None,

@@ -140,6 +140,8 @@ class Submission:
     def missing(self) -> list[str]:
         """Variables that have to be set before the run can be submitted."""
         settings = self.resolved.settings
+        if settings.model.checkouts:
+            return [name for name in ("MEGATRON_LM", "MEGATRON_BRIDGE") if not settings.env.get(f"DSV4KIT_{name}")]
         if settings.model.made_locally:
             return []
         wanted: list[tuple[str, object]] = [

@@ -27,6 +27,7 @@ LOCKS = Path(__file__).resolve().parents[2] / "containers" / "locks"
 PACKAGES_LOCK = LOCKS / "cpu-runtime.lock"  # every package but torch, with hashes
 TORCH_LOCK = LOCKS / "cpu-torch.txt"  # torch alone: its CPU wheel comes from wherever this machine's pip finds it
 MAKE_ASSETS = Path(__file__).with_name("tiny") / "make_assets.py"
+MAKE_DSV4 = MAKE_ASSETS.with_name("make_dsv4.py")  # imports the other
 
 # verl needs <3.13; several pins (numpy, pandas) have no wheel for 3.10. The first one found is taken.
 PYTHONS = ("3.11", "3.12")
@@ -55,15 +56,19 @@ def runtime_python(install: bool = True, torch_index: str | None = None, log: Lo
     return environment / "bin" / "python"
 
 
-def assets_dir(python: Path | str, within: Callable[[Path], Sequence[str]] | None = None) -> Path:
+def assets_dir(
+    python: Path | str, within: Callable[[Path], Sequence[str]] | None = None, script: Path = MAKE_ASSETS
+) -> Path:
     """The tiny model and toy data, made by `python` where they are missing (seconds).
 
-    `within` gives the command that enters a container in which their directory can be written to.
+    `within` gives the command that enters a container in which their directory can be written to; `script` is what
+    makes them, from what lies beside it.
     """
-    assets = cache_dir() / "tiny" / hashlib.sha256(MAKE_ASSETS.read_bytes()).hexdigest()[:16]
+    made_of = b"".join(path.read_bytes() for path in dict.fromkeys((MAKE_ASSETS, script)))
+    assets = cache_dir() / "tiny" / hashlib.sha256(made_of).hexdigest()[:16]
     if not assets.is_dir():
         assets.parent.mkdir(parents=True, exist_ok=True)
-        command = [*(within(assets.parent) if within else ()), str(python), str(MAKE_ASSETS), str(assets)]
+        command = [*(within(assets.parent) if within else ()), str(python), str(script), str(assets)]
         made = subprocess.run(command, capture_output=True, text=True, env=_clean_environment())
         if made.returncode != 0:
             lines = made.stderr.strip().splitlines() or ["no message"]

@@ -13,7 +13,7 @@ def test_pro_has_1600_billion_parameters_of_which_49_are_active():
     sums = geo.totals(PRO)
     assert sums.with_mtp / 1e12 == pytest.approx(1.6, abs=0.05)
     assert round(sums.active / 1e9) == 49
-    assert sums.main == 1_572_997_171_683
+    assert sums.main == 1_572_997_179_491
 
 
 def test_flash_has_284_billion_parameters_of_which_13_are_active():

@@ -25,7 +25,7 @@ from dsv4kit.verl_keys import overrides
 from dsv4kit.verl_keys.pairs import data_parallel, is_sft, replica_gpus, world
 
 PROFILES = combinations()
-PLANNED = [name for name, chosen in PROFILES.items() if chosen["model"] != "tiny"]
+PLANNED = [name for name, chosen in PROFILES.items() if chosen["hardware"] != "cpu"]
 
 
 def settings_of(name: str, **changes: object) -> Settings:

@@ -14,9 +14,9 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "megatron")]
 INSIDE = os.environ.get("DSV4KIT_TEST_V4") == "1"
 if INSIDE:
-    import stand_ins
+    from dsv4kit.plugin import cpu_megatron
 
-    stand_ins.before_import()
+    cpu_megatron.before_import()
     warnings.simplefilter("ignore")
     collect_ignore = ["test_with_checkouts.py"]
 else:
@@ -43,10 +43,11 @@ def one_rank() -> Iterator[None]:
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megatron's own layers in place of Transformer Engine's."""
-    stand_ins.local_layers(monkeypatch)
+    cpu_megatron.local_layers(monkeypatch)
+    cpu_megatron.fused_checkpoints(monkeypatch)
 
 
 @pytest.fixture
 def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """`torch.cuda` as names that do nothing."""
-    stand_ins.cpu_for_cuda(monkeypatch)
+    cpu_megatron.cpu_for_cuda(monkeypatch)

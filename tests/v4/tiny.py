@@ -79,8 +79,8 @@ def config(**fields: Any) -> Any:
     return MLATransformerConfig(**{**values, **fields})
 
 
-def model(made: Any) -> Any:
-    """The model, with what V4 keeps in fp32 kept so."""
+def model(made: Any, pre_process: bool = True, post_process: bool = True) -> Any:
+    """The model, or one stage of a pipeline, with what V4 keeps in fp32 kept so."""
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as specs
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec_for_backend
     from megatron.core.models.gpt.gpt_model import GPTModel
@@ -88,11 +88,20 @@ def model(made: Any) -> Any:
 
     spec = specs.get_transformer_block_with_experimental_attention_variant_spec(made)
     mtp = None
-    if made.mtp_num_layers:
+    if made.mtp_num_layers and post_process:
         provider = specs._get_backend_spec_provider(made)
         mtp = get_gpt_mtp_block_spec_for_backend(made, spec.layer_specs[-1], provider)
     torch.manual_seed(0)
-    built = GPTModel(made, spec, VOCABULARY, 4096, position_embedding_type="rope", mtp_block_spec=mtp)
+    built = GPTModel(
+        made,
+        spec,
+        VOCABULARY,
+        4096,
+        pre_process=pre_process,
+        post_process=post_process,
+        position_embedding_type="rope",
+        mtp_block_spec=mtp,
+    )
     return Float16Module(made, built)
 
 
@@ -113,15 +122,19 @@ def packed(lengths: tuple[int, ...] = (100, 156)) -> Any:
     )
 
 
-def loss(built: Any, packed_seq: Any = None, seed: int = 1) -> torch.Tensor:
-    """The mean loss of the next token."""
+def forward(built: Any, packed_seq: Any = None, seed: int = 1) -> torch.Tensor:
+    """The loss of each next token; on a stage that is not the last, its activations."""
     tokens, positions = batch(seed)
-    per_token = built(
+    out: torch.Tensor = built(
         input_ids=tokens,
         position_ids=positions,
         attention_mask=None,
         labels=tokens.roll(-1, 1),
         packed_seq_params=packed_seq,
     )
-    mean: torch.Tensor = per_token.float().mean()
-    return mean
+    return out
+
+
+def loss(built: Any, packed_seq: Any = None, seed: int = 1) -> torch.Tensor:
+    """The mean loss of the next token."""
+    return forward(built, packed_seq, seed).float().mean()

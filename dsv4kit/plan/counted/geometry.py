@@ -53,7 +53,7 @@ def compressor_params(g: ModelShape, ratio: int, width: int) -> int:
 
 
 def attention_core_params(g: ModelShape) -> int:
-    """wq_a, wq_b, wkv (one shared K=V head), grouped wo_a, wo_b."""
+    """wq_a, wq_b, wkv (one shared K=V head), grouped wo_a, wo_b, and each head's sink (transformers' parameters)."""
     heads = g.num_attention_heads * g.head_dim
     return (
         g.hidden_size * g.q_lora_rank
@@ -61,6 +61,7 @@ def attention_core_params(g: ModelShape) -> int:
         + g.hidden_size * g.head_dim
         + g.o_lora_rank * heads
         + g.o_groups * g.o_lora_rank * g.hidden_size
+        + g.num_attention_heads
     )
 
 

@@ -16,8 +16,9 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 SEED = 20260101
 TRAIN_ROWS = 512  # 512 / 8 prompts a step = 64 steps an epoch
@@ -101,11 +102,10 @@ def write_table(rows: list[dict[str, object]], path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def write_model(folder: Path) -> None:
-    """Tokenizer and random weights in Hugging Face form."""
-    import torch
+def write_tokenizer(folder: Path) -> Any:
+    """The tokenizer, also returned."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     # Digits stay single: an untrained model then writes few, and the toy reward (share of digits) starts near zero.
@@ -127,7 +127,15 @@ def write_model(folder: Path) -> None:
     fast.chat_template = CHAT_TEMPLATE
     fast.model_max_length = LONGEST_TEXT
     fast.save_pretrained(folder)
+    return fast
 
+
+def write_model(folder: Path) -> None:
+    """Tokenizer and random weights in Hugging Face form."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    fast = write_tokenizer(folder)
     torch.manual_seed(SEED)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -145,17 +153,22 @@ def write_model(folder: Path) -> None:
     Qwen2ForCausalLM(config).to(torch.float32).save_pretrained(folder)
 
 
-def make(out: Path) -> None:
-    """All assets into `out`, through a temporary directory beside it and one rename."""
+def fill(folder: Path) -> None:
+    """Everything, into a directory that is there."""
+    write_model(folder / "model")
+    write_table(prompts("train", TRAIN_ROWS), folder / "train.parquet")
+    write_table(prompts("test", TEST_ROWS), folder / "test.parquet")
+    write_table(conversations(SFT_ROWS), folder / "sft.parquet")
+
+
+def make(out: Path, content: Callable[[Path], None] = fill) -> None:
+    """`content` into `out`, through a temporary directory beside it and one rename."""
     if out.exists():
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        write_model(temporary / "model")
-        write_table(prompts("train", TRAIN_ROWS), temporary / "train.parquet")
-        write_table(prompts("test", TEST_ROWS), temporary / "test.parquet")
-        write_table(conversations(SFT_ROWS), temporary / "sft.parquet")
+        content(temporary)
         temporary.chmod(0o755)
         for file in temporary.rglob("*.safetensors"):
             file.chmod(0o644)  # written for the owner alone

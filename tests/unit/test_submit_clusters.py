@@ -78,6 +78,10 @@ def test_what_has_to_be_set_is_named_one_after_the_other(
     words += [f"--model-path={tmp_path}"]
     assert "is not a model in Hugging Face form" in refused(capsys, monkeypatch, *words)
     (tmp_path / "config.json").write_text("{}")
+    assert "model_type=None: deepseek_v4 is needed" in refused(capsys, monkeypatch, *words)
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v4"}')
+    assert "neither model.safetensors.index.json nor model.safetensors" in refused(capsys, monkeypatch, *words)
+    (tmp_path / "model.safetensors").touch()
     assert "TRAIN_FILE: not set" in refused(capsys, monkeypatch, *words)
     words += [f"--train-file={DATA / 'grpo.parquet'}"]
     assert "TEST_FILE: not set" in refused(capsys, monkeypatch, *words)

@@ -256,7 +256,7 @@ def test_limits_of_the_submitting_shell_do_not_reach_the_job(cluster: Cluster, t
     path = f"{tmp_path}:{os.environ['PATH']}"
     shell = copy.copy(cluster)
     shell.slurm = Slurm({**cluster.sandbox.client_env, "PATH": path})
-    run = shell.submit_sft("limited", ("schedule.steps", 1))
+    run = shell.submit_sft("limits", ("schedule.steps", 1))
     assert cluster.wait(run).state == "finished"
 
 

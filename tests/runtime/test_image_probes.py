@@ -29,7 +29,7 @@ def test_p6_the_verl_inside_is_told_from_others(found: dict[str, Any]) -> None:
 
 
 def test_every_profile_of_a_hardware_fits_the_verl_inside(found: dict[str, Any]) -> None:
-    assert found["profiles"]["cpu"] == [["grpo-tiny-cpu", "sft-tiny-cpu"], []]
+    assert found["profiles"]["cpu"] == [["grpo-tiny-cpu", "sft-dsv4-tiny-cpu", "sft-tiny-cpu"], []]
     checked, wrong = found["profiles"]["sft"]
     assert ("flash-sft-gb300" in checked, wrong) == (True, [])
     checked, wrong = found["profiles"]["grpo"]

@@ -369,3 +369,11 @@ def test_no_package_has_a_circle_inside(package: str) -> None:
     }
     graph = {name: imports_within(path, package) & modules.keys() for name, path in modules.items()}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_no_two_test_files_that_run_together_have_one_name() -> None:
+    """pytest takes the second for the first, and ends with an error that comes and goes with the order."""
+    tests = Path(__file__).parents[1]
+    together = ("unit", "golden", "cluster", "runtime", "e2e")
+    names = [path.name for layer in together for path in (tests / layer).glob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -13,7 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.node import processes
+
 _POLL_S = 0.2
+# Looks in a row without a raylet: one that has only just been started does not have its name yet.
+_MISSED = 5
 
 
 def lift_limit(wait_s: float) -> None:
@@ -24,11 +28,13 @@ def lift_limit(wait_s: float) -> None:
     deadline = time.monotonic() + wait_s
 
     def get_node(gcs_address: str, node_id: str) -> Any:
+        missed = 0
         while True:
             try:
                 return ask(gcs_address, node_id)
             except RuntimeError:  # it has not registered yet
-                if time.monotonic() > deadline or not _raylet_lives():
+                missed = 0 if _raylet_lives() else missed + 1
+                if time.monotonic() > deadline or missed == _MISSED:
                     raise
             time.sleep(_POLL_S)
 
@@ -36,13 +42,11 @@ def lift_limit(wait_s: float) -> None:
 
 
 def _raylet_lives() -> bool:
-    """Whether a child of this process is a raylet."""
-    tasks = Path(f"/proc/{os.getpid()}/task")
-    children = (pid for task in tasks.iterdir() for pid in (task / "children").read_text().split())
-    return any(_command(pid) == "raylet" for pid in children)
+    """Whether a descendant of this process is a raylet."""
+    return any(_command(pid) == "raylet" for pid in processes.descendants(os.getpid()))
 
 
-def _command(pid: str) -> str:
+def _command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:

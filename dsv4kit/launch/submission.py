@@ -228,6 +228,7 @@ class Submission:
             keep_every=settings.checkpoint.keep_every,
             keep_best=settings.checkpoint.keep_best,
             needs=self._needs(),
+            gates=settings.watch.gates.model_dump(),
         )
 
     def _needs(self) -> dict[str, Any]:

@@ -55,6 +55,11 @@ class StepMetrics:
         """Whether the step was trained here, and not only validated."""
         return any(name in self.data for name in _TRAINED)
 
+    def number(self, name: str) -> float | None:
+        """The value where it is a finite number."""
+        value = self.data.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
     @property
     def not_numbers(self) -> list[str]:
         """Losses, gradient norms and rewards that are NaN or infinite."""
@@ -76,7 +81,17 @@ def parse_line(line: bytes | str) -> StepMetrics | None:
     step = record.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return None
-    return StepMetrics(step, {k: v for k, v in record["data"].items() if v is None or isinstance(v, (int, float))})
+    return StepMetrics(
+        step, {k: _usable(v) for k, v in record["data"].items() if v is None or isinstance(v, (int, float))}
+    )
+
+
+def _usable(value: float | None) -> float | None:
+    """An integer that no float can hold is no number that anything could be done with."""
+    try:
+        return value if value is None or math.isfinite(value) else None
+    except OverflowError:
+        return None
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:

@@ -1,4 +1,4 @@
-"""How an attempt can end. What tells which it was is in failure_signs.py."""
+"""How an attempt can end. What tells which it was is in failure_signs.py and its table, signatures.json."""
 
 from __future__ import annotations
 

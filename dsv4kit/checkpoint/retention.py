@@ -46,6 +46,31 @@ def retention_plan(
     return [step.path for step in surplus if step.complete or (step.shell and not step.unreadable)]
 
 
+def kept_because(
+    state: CheckpointState, keep_last: int, milestone_every: int | None = None, best: Collection[int] = ()
+) -> dict[int, list[str]]:
+    """Why each step stays, by step; one with no reason is in the retention plan of the same arguments."""
+    settled = [step.step for step in state.complete if step.step <= (state.tracker.step or 0)]
+    going = {path.name for path in retention_plan(state, keep_last, milestone_every, best)}
+    found = {}
+    for step in state.steps:
+        why = []
+        if step.step == state.tracker.step:
+            why.append("the run goes on from it")
+        if step.step in settled[-keep_last:]:
+            why.append(f"of the last {keep_last}")
+        if milestone_every and step.complete and step.step % milestone_every == 0:
+            why.append(f"a multiple of {milestone_every}")
+        if step.step in best:
+            why.append("of the best")
+        if not step.unreadable and is_protected(step.path):
+            why.append("has a keep file")
+        if not why and step.path.name not in going:
+            why.append("newer than the tracker's" if step.complete else "not complete")
+        found[step.step] = why
+    return found
+
+
 def apply_retention(
     directory: Path, surplus: Collection[Path], spared: Callable[[], Collection[int] | None] = tuple
 ) -> list[str]:

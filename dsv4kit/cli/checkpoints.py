@@ -17,7 +17,7 @@ from dsv4kit.text_table import aligned
 if TYPE_CHECKING:
     from dsv4kit.checkpoint.inspection import StepState
 
-_COLUMNS = ("step", "state", "GB", "age", "holds")
+_COLUMNS = ("step", "state", "GB", "age", "stays", "holds")
 _SHOW_EVERY_BYTES = 10**9
 
 
@@ -32,15 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints them; 1 where one that the run would go on from is damaged, or a verified one has changed."""
+    from dsv4kit.checkpoint import retention
     from dsv4kit.checkpoint.inspection import inspect
     from dsv4kit.cli.runs import chosen_name, open_run
-    from dsv4kit.run import node_spec
+    from dsv4kit.run import metrics, node_spec
 
     run_dir, _ = open_run(chosen_name(args))
     spec = node_spec.read_as_dict(run_dir)
     found = inspect(Path(spec["checkpoint_dir"]), spec.get("checkpoint_contents"), spec.get("data_ranks"))
     tracked = found.tracker.step
     shown = [_as_dict(step, step.step == tracked) for step in found.steps]
+    keep_last = spec.get("keep_last")
+    curve = metrics.merge(metrics.read_metrics(attempt.metrics_file) for attempt in run_dir.attempts())
+    best = metrics.best(curve, {step.step for step in found.complete}, spec.get("keep_best") or 0)
+    why = retention.kept_because(found, keep_last, spec.get("keep_every"), best) if keep_last else {}
+    for one in shown:
+        one["kept_because"] = why.get(one["step"], ["all stay"])
+        one["would_be_pruned"] = not one["kept_because"]
     if args.verify:
         for step, one in zip(found.steps, shown, strict=True):
             one |= _verified(step) if step.complete else {}
@@ -107,7 +115,8 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
     if one["tracker"]:
         state += ", the run goes on from it"
     holds = ", ".join(one["contents"]) + ("" if one["lossless"] else " (lossy)")
-    return str(one["step"]), state, f"{one['bytes'] / 1e9:.3g}", _age(time.time() - one["saved"]), holds
+    stays = ", ".join(one["kept_because"]) or "no: pruned after the next save"
+    return str(one["step"]), state, f"{one['bytes'] / 1e9:.3g}", _age(time.time() - one["saved"]), stays, holds
 
 
 def _age(seconds: float) -> str:

@@ -117,9 +117,7 @@ class CheckpointKeeper:
         """The `keep_best` complete steps with the highest reward; of equal ones the newer."""
         run = RunDir(self._attempt.segment.path.parents[1])
         curve = metrics.merge(metrics.read_metrics(attempt.metrics_file) for attempt in run.attempts())
-        rewards = [(reward, step.step) for step in curve if (reward := step.data.get(metrics.REWARD)) is not None]
-        ranked = sorted((one for one in rewards if one[1] in complete), reverse=True)
-        return [step for _, step in ranked[: self._spec.keep_best]]
+        return metrics.best(curve, complete, self._spec.keep_best or 0)
 
     def _tell(self, line: str) -> None:
         """Once: a file that cannot be deleted is tried again at each save."""

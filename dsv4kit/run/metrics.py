@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +124,12 @@ def merge(attempts: Iterable[Sequence[StepMetrics]]) -> list[StepMetrics]:
             else:
                 steps[record.step] = StepMetrics(record.step, {**before.data, **record.data})
     return [steps[step] for step in sorted(steps)]
+
+
+def best(curve: Iterable[StepMetrics], among: Collection[int], count: int) -> list[int]:
+    """The `count` steps of `among` with the highest mean reward; of equal ones the newer."""
+    rewards = [(reward, step.step) for step in curve if (reward := step.data.get(REWARD)) is not None]
+    return [step for _, step in sorted((one for one in rewards if one[1] in among), reverse=True)[:count]]
 
 
 def is_validation(name: str) -> bool:

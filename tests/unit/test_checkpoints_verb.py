@@ -72,3 +72,21 @@ def test_bytes_that_changed_since_they_were_first_verified(
 def test_a_run_without_checkpoints(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(checkpoints)
     assert shown(capsys) == (0, f"{checkpoints}\nno checkpoints\n")
+
+
+def test_each_says_why_it_stays_or_that_it_would_go(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (60, 80):
+        trees.ppo_fsdp(checkpoints, step)
+    (checkpoints / trees.TRACKER).write_text("80")
+    (checkpoints / "global_step_60" / "keep").touch()
+    file = checkpoints.parent / "node.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "keep_last": 1, "keep_every": 40}))
+    steps = {one["step"]: one for one in json.loads(shown(capsys, "--json")[1])["steps"]}
+    assert {step: one["kept_because"] for step, one in steps.items()} == {
+        20: [],
+        40: ["a multiple of 40"],
+        60: ["has a keep file"],
+        80: ["the run goes on from it", "of the last 1", "a multiple of 40"],
+    }
+    assert [step for step, one in steps.items() if one["would_be_pruned"]] == [20]
+    assert "no: pruned after the next save" in shown(capsys)[1]

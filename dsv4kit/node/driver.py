@@ -12,7 +12,7 @@ from pathlib import Path
 from dsv4kit.checkpoint import tracker
 from dsv4kit.node import processes
 from dsv4kit.node.checkpoint_keeper import CheckpointKeeper
-from dsv4kit.run import ends, gates, metrics, phases, stacks
+from dsv4kit.run import ends, gates, metrics, phases, recovery, stacks
 from dsv4kit.run.directory import AttemptDir, RunDir
 from dsv4kit.run.driver_log import DriverLog, Event, Phase
 from dsv4kit.run.files import GrowingFile
@@ -133,6 +133,7 @@ class Driver:
         self.checkpoints = CheckpointKeeper(spec, attempt, start)
         self._not_numbers: dict[str, int] = {}
         self.notes: list[str] = []
+        self._stepped = False
         self._gates: gates.GateWatch | None = None
         self.stopped_by_gates: list[str] = []
         """What the gates that stop the run have seen."""
@@ -193,6 +194,11 @@ class Driver:
 
     def _trained(self, record: metrics.StepMetrics) -> bool:
         """A step was made: what its metrics tell. Whether a gate ends the driver at once."""
+        if not self._stepped:
+            self._stepped = True
+            before = RunDir(self._attempt.segment.path.parents[1]).attempts_before(self._attempt)
+            if before and (line := recovery.told(before[-1], self._phases.marks, self._start, time.time())):
+                self._note(line)
         # The rank that logs may be on another node, and its lines in that node's log.
         if self._log.first_step is None:
             self._log.first_step = record.step

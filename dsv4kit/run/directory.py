@@ -346,6 +346,11 @@ class RunDir:
         found = [SegmentDir(path) for path in _directories(self._segments, _SEGMENT)]
         return sorted(found, key=lambda segment: segment.number)
 
+    def attempts_before(self, attempt: AttemptDir) -> list[AttemptDir]:
+        """Those made before that one, in order; none where it is not one of this run's."""
+        made = self.attempts()
+        return made[: made.index(attempt)] if attempt in made else []
+
     def attempts(self) -> list[AttemptDir]:
         """All attempts of all segments, in the order in which they were made."""
         return [attempt for segment in self.segments() for attempt in segment.attempts()]

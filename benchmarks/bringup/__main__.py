@@ -25,7 +25,7 @@ FLOOR, OURS = "F", "kit"
 # The most that the kit may take of what the bare starts take, from this number of nodes on: at two, whether Ray's own
 # sleeps of 1 and 2 s come in is chance.
 RATIO, FROM_NODES = 0.95, 4
-_LIMIT_S = 900.0
+_LIMIT_S = 600.0
 _IDLE_S = 1.0
 _IDLE_LIMIT_S = 120.0
 
@@ -82,9 +82,11 @@ def _measure(name: str, place: Place) -> dict[str, float]:
     job = METHODS[name][1](place)
     _wait(job.log.exists, f"{name}: no job after")
     before = busy_s()
-    _wait(place.out.exists, f"{name}: no driver after")
+    try:
+        _wait(place.out.exists, f"{name}: no driver after")
+    finally:
+        _end(job, place.slurm)
     result = found(job)
-    _end(job, place.slurm)
     if result["nodes"] != place.nodes:
         raise RuntimeError(f"{name}: the driver found {result['nodes']} of {place.nodes} nodes")
     return {**result, "cpu_s": result.pop("busy_s") - before}
@@ -110,9 +112,8 @@ def _wait(until: Callable[[], bool], otherwise: str) -> None:
 
 
 def _end(job: Job, slurm: Slurm) -> None:
-    """The kit's job ends by itself; the others' head and workers do not."""
-    if job.marks is None:
-        slurm.run("scancel", job.job_id)
+    """The kit's job would end by itself; the others' head and workers would not."""
+    slurm.run("scancel", job.job_id)
     _wait(lambda: not slurm.run("squeue", "-h", "-o", "%i").split(), "the job was not over after")
 
 

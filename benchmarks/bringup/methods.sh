@@ -19,10 +19,11 @@ on_head=(srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" --cpu-bind
 
 case $1 in
 # `ray start` on all nodes at the same moment, one srun, and a look that costs nothing: the floor of everything else.
+# A start that gives up (Ray waits 30 s for its raylet) is made again.
 bare)
   # shellcheck disable=SC2016
   srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --cpu-bind=none \
-    bash -c 'if [ "$SLURM_PROCID" = 0 ]; then exec $1 --block; else exec $2; fi' start "${head[*]}" "${worker[*]}" &
+    bash -c 'if [ "$SLURM_PROCID" = 0 ]; then exec $1 --block; fi; until $2; do :; done' start "${head[*]}" "${worker[*]}" &
   python "$BRINGUP_DIR/wait_alive.py" "$head_address" "$SLURM_NNODES"
   ;;
 # One srun after the other with fixed sleeps: 10 s for the head, 5 s for each worker.

@@ -29,7 +29,7 @@ from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
-from dsv4kit.launch import image_state, ownership, trackers
+from dsv4kit.launch import image_state, kernels, ownership, trackers
 from dsv4kit.launch.branch import Branch
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
@@ -228,6 +228,7 @@ class Submission:
             keep_every=settings.checkpoint.keep_every,
             keep_best=settings.checkpoint.keep_best,
             needs=self._needs(),
+            kernels=kernels.told(self.resolved.settings, self.site, self.python),
         )
 
     def _needs(self) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""What the nodes are told about compiled kernels: where each compiler keeps them, and what they are good for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from dsv4kit.config.loading import load_yaml
+from dsv4kit.config.schema import Settings
+from dsv4kit.config.site import Site
+from dsv4kit.launch import image_state
+from dsv4kit.run.node_spec import KernelCaches
+
+_TABLE = Path(__file__).with_name("kernel_caches.yaml")
+_GIB = 2**30
+
+
+def told(settings: Settings, site: Site, python: str) -> KernelCaches | None:
+    """None where `kernel_cache.enabled` is off."""
+    if not settings.kernel_cache.enabled:
+        return None
+    return KernelCaches(
+        key=key(settings, site, python),
+        variables={name: row["directory"] for name, row in load_yaml(_TABLE).items()},
+        limit_bytes=int(settings.kernel_cache.limit_gib * _GIB),
+    )
+
+
+def key(settings: Settings, site: Site, python: str) -> str:
+    """Of all that kernels are compiled for: the packages, the GPU, the shapes that model and recipe bring."""
+    image = image_state.now(site)
+    of = {
+        "packages": list(image) if image else [site.container.image, python],
+        "hardware": settings.hardware.name,
+        "model": settings.model.name,
+        "recipe": settings.recipe.name,
+    }
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]

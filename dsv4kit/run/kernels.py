@@ -1,6 +1,7 @@
 """Kernels that a run has compiled, kept on the shared file system for its next segments.
 
     <run>/kernels/<key>/0001-0-node17.tar.gz    what that node compiled first in that attempt; never changed
+    <run>/kernels/<key>/0000-0003.tar.gz        what another run had when this one was submitted
     <attempt>/kernels/asked.json                node 0 asks all nodes for the names of what they have compiled
     <attempt>/kernels/node17.names              which that is: `{name: size in bytes}`
     <attempt>/kernels/shares.json               which of it each node is to keep: `{host: [name, ...]}`
@@ -32,6 +33,11 @@ _BLOCK = 2**20
 
 class BrokenBundleError(Exception):
     """A bundle that is not what some node wrote, or that others than this user could have written."""
+
+
+def brought(directory: Path, number: int) -> Path:
+    """Where a bundle of another run goes: under a name that no node of this one gives."""
+    return directory / f"0000-{number:04d}{_SUFFIX}"
 
 
 def bundles(directory: Path) -> list[Path]:

@@ -235,3 +235,26 @@ def test_it_can_be_turned_off() -> None:
     assert on.limit_bytes == 4 * 2**30
     assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT"} <= on.variables.keys()
     assert len(set(on.variables.values())) == len(on.variables)
+
+
+def test_a_new_run_begins_with_the_kernels_of_the_one_beside_it_that_compiled_last(tmp_path: Path) -> None:
+    for name, at in (("older", 1000), ("newer", 2000), ("of-another-image", 3000)):
+        directory = RunDir(tmp_path / name).kernels("other" if name.startswith("of") else "key")
+        directory.mkdir(parents=True)
+        (directory / "0001-0-node1.tar.gz").write_text(name)
+        os.utime(directory, (at, at))
+    new, staging = RunDir(tmp_path / "new"), RunDir(tmp_path / ".new.staging")
+    line = told.bring(new, staging, "key")
+    assert line == "compiled kernels: those of run newer, which had the same packages, GPU, model and recipe"
+    (own,) = kernels.bundles(staging.kernels("key"))
+    assert own.read_text() == "newer"
+    assert own.name != KernelFiles(new.segment(1).attempt(0), "node1").bundle_name
+    assert told.bring(new, staging, "unheard of") is None
+
+
+def test_where_nothing_can_be_linked_the_first_segment_compiles(tmp_path: Path) -> None:
+    theirs = RunDir(tmp_path / "older").kernels("key")
+    theirs.mkdir(parents=True)
+    (theirs / "0001-0-node1.tar.gz").write_text("x")
+    (tmp_path / "staging").write_text("no directory")
+    assert told.bring(RunDir(tmp_path / "new"), RunDir(tmp_path / "staging"), "key") is None

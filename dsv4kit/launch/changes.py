@@ -28,6 +28,7 @@ _FREE = (
     "checkpoint.keep_best",
     "watch.",
     "ray.",
+    "kernel_cache.",
     "env.",
     "loggers",
     "hardware.min_memory_gib",

@@ -332,8 +332,8 @@ class Submission:
             node_spec.write(staging, spec.as_dict())
             write_record(staging, self.frozen())
             staging.save_chain([], self.run.job_name)
-            if spec.kernels and (line := kernels.bring(self.run, staging, spec.kernels.key)):
-                progress(line)
+            if spec.kernels and (brought := kernels.bring(self.run, staging, spec.kernels.key)):
+                progress(brought)
             if self.branch:
                 write_json(staging.origin_file, self.branch.as_dict())
                 own = self.resolved.settings.checkpoint.directory

@@ -27,10 +27,13 @@ def told(settings: Settings, site: Site, python: str) -> KernelCaches | None:
     """None where `kernel_cache.enabled` is off."""
     if not settings.kernel_cache.enabled:
         return None
+    table = load_yaml(_TABLE)
     return KernelCaches(
         key=key(settings, site, python),
-        variables={name: row["directory"] for name, row in load_yaml(_TABLE).items()},
+        variables={name: row["directory"] for name, row in table.items()},
         limit_bytes=int(settings.kernel_cache.limit_gib * _GIB),
+        # Without a container it is the user's own home, which jobs and shells write to all the time.
+        filled={} if site.container.runtime == "none" else {name: row["home"] for name, row in table.items()},
     )
 
 

@@ -48,7 +48,7 @@ class Agent:
         self.spec, self.attempt, self.terminated, self.cache = spec, attempt, terminated, cache
         self.attempt.files.nodes.mkdir(parents=True, exist_ok=True)
         self.scratch = Scratch(cluster.temp_dir(self.spec.scratch_dir, self.attempt.job_id, self.attempt.number))
-        caches = cache.environment if cache else {}
+        caches = cache.environment(os.environ) if cache else {}
         self.env = environment.build(os.environ, self.spec, self.attempt.files, self.scratch.path, caches)
         self.launcher: Launcher | None = None
         self.exchange: KernelExchange | None = None

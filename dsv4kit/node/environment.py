@@ -33,7 +33,7 @@ def build(
     """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer.
 
     `temporary` is the attempt's node-local directory: home to caches where a container leaves no home to write to.
-    `caches`: where compiled kernels go; what the site, the profile or the user says of them comes first.
+    `caches`: where compiled kernels go; what the site, the profile or the user says of it comes first.
     """
     env = {key: value for key, value in base.items() if key not in FOREIGN_VARIABLES}
     env |= {

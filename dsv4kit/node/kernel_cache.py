@@ -7,6 +7,7 @@ between the attempts of a job. A cache never ends an attempt: what fails is told
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,15 +34,21 @@ class KernelCache:
         run = RunDir(Path(spec.run_dir))
         scratch = Scratch(Path(spec.scratch_dir) / f"kernels-{run.digest}")
         try:
+            if unfit := _unfit(Path(spec.scratch_dir), spec.kernels.limit_bytes):
+                return None, [f"compiled kernels are not kept: {unfit}"]
             scratch.claim_empty()
         except OSError as error:
             return None, [f"compiled kernels are not kept: {error}"]
         return cls(spec.kernels, run.kernels(spec.kernels.key), scratch), []
 
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The variables by which the stack finds its caches."""
-        return {name: str(self._scratch.path / directory) for name, directory in self._asked.variables.items()}
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which the stack finds its caches; not those that `base` has or that the image has filled."""
+        home = Path(base.get("HOME", "/"))
+        return {
+            name: str(self._scratch.path / directory)
+            for name, directory in self._asked.variables.items()
+            if name not in base and not (name in self._asked.filled and _has_files(home / self._asked.filled[name]))
+        }
 
     @property
     def room_bytes(self) -> int:
@@ -77,6 +84,24 @@ class KernelCache:
     def remove(self) -> None:
         """The job is over."""
         self._scratch.remove()
+
+
+def _unfit(scratch: Path, limit_bytes: int) -> str | None:
+    """Why kernels cannot be used from there; None where they can."""
+    found = os.statvfs(scratch)
+    if found.f_flag & os.ST_NOEXEC:
+        return f"{scratch} is mounted noexec, and kernels are libraries"
+    free = found.f_bavail * found.f_frsize
+    if free < limit_bytes:
+        return f"{scratch} has {free / 2**30:.1f} GiB free, fewer than kernel_cache.limit_gib ({limit_bytes / 2**30:g})"
+    return None
+
+
+def _has_files(directory: Path) -> bool:
+    try:
+        return any(directory.iterdir())
+    except OSError:
+        return False
 
 
 def _counted(files: Mapping[str, int]) -> str:

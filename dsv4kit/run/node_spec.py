@@ -31,11 +31,13 @@ class KernelCaches:
     """Where compiled kernels go (`node.kernel_cache`): each variable with a directory's name.
 
     `key`: what they were compiled for; kernels of another key are never used. `limit_bytes`: of all that is kept.
+    `filled`: variable -> a place in the home of the image, which may have come with kernels: then it is left alone.
     """
 
     key: str
     variables: dict[str, str]
     limit_bytes: int
+    filled: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -9,8 +10,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from test_node import node_spec
 
 from dsv4kit.config.loading import Override, load_settings, load_site
+from dsv4kit.launch import changes
 from dsv4kit.launch import kernels as told
 from dsv4kit.node.attempt import Attempt
 from dsv4kit.node.kernel_cache import KernelCache
@@ -32,7 +35,7 @@ def cache(tmp_path: Path, node: str = "node1", asked: KernelCaches = ASKED) -> K
 
 
 def compile_kernel(of: KernelCache, name: str, content: str = "machine code") -> Path:
-    path = Path(of.environment["TRITON_CACHE_DIR"], name)
+    path = Path(of.environment({})["TRITON_CACHE_DIR"], name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     return path
@@ -61,7 +64,7 @@ def test_what_passes_is_not_kept(tmp_path: Path) -> None:
     own = cache(tmp_path)
     for name in ("a.lock", "tmp_x/y", "tmpabc", ".hidden", "b.tmp", "c"):
         compile_kernel(own, name)
-    Path(own.environment["TRITON_CACHE_DIR"], "link").symlink_to("/etc/passwd")
+    Path(own.environment({})["TRITON_CACHE_DIR"], "link").symlink_to("/etc/passwd")
     assert sorted(own.new()) == ["triton/c", "triton/tmp_x/y"]
 
 
@@ -204,6 +207,38 @@ def test_a_place_in_use_means_no_cache(tmp_path: Path) -> None:
     Scratch(held.path).claim_empty()
 
 
+def test_what_the_image_names_or_has_filled_is_left_as_it_is(tmp_path: Path) -> None:
+    own = cache(tmp_path, asked=dataclasses.replace(ASKED, filled={"TRITON_CACHE_DIR": ".triton/cache"}))
+    home = {"HOME": str(tmp_path / "home")}
+    assert set(own.environment(home)) == {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"}
+    assert set(own.environment({**home, "CUDA_CACHE_PATH": "/image/cuda"})) == {"TRITON_CACHE_DIR"}
+    (tmp_path / "home" / ".triton" / "cache").mkdir(parents=True)
+    assert set(own.environment(home)) == {"TRITON_CACHE_DIR", "CUDA_CACHE_PATH"}  # empty
+    (tmp_path / "home" / ".triton" / "cache" / "HASH").mkdir()
+    assert set(own.environment(home)) == {"CUDA_CACHE_PATH"}
+
+
+def test_kernels_are_not_kept_where_they_could_not_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = dataclasses.replace(node_spec(tmp_path, scratch_dir=str(tmp_path)), kernels=ASKED)
+    assert KernelCache.claim(dataclasses.replace(spec, kernels=None)) == (None, [])
+    vast = dataclasses.replace(spec, kernels=dataclasses.replace(ASKED, limit_bytes=2**60))
+    (line,) = KernelCache.claim(vast)[1]
+    assert line.startswith(f"compiled kernels are not kept: {tmp_path} has ")
+    assert "GiB free, fewer than kernel_cache.limit_gib" in line
+    there = os.statvfs(tmp_path)
+    noexec = os.statvfs_result([*there[:8], there.f_flag | os.ST_NOEXEC, *there[9:]])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "statvfs", lambda path: noexec)
+        assert "is mounted noexec" in KernelCache.claim(spec)[1][0]
+    own, lines = KernelCache.claim(spec)
+    assert own is not None
+    assert lines == []
+    assert KernelCache.claim(spec)[1] == [
+        f"compiled kernels are not kept: {tmp_path}/kernels-{RunDir(tmp_path).digest} is in use"
+    ]
+    own.remove()
+
+
 def test_what_a_killed_agent_left_of_kernels_goes(tmp_path: Path) -> None:
     left = tmp_path / "kernels-89abcdef"
     left.mkdir()
@@ -258,3 +293,8 @@ def test_where_nothing_can_be_linked_the_first_segment_compiles(tmp_path: Path) 
     (theirs / "0001-0-node1.tar.gz").write_text("x")
     (tmp_path / "staging").write_text("no directory")
     assert told.bring(RunDir(tmp_path / "new"), RunDir(tmp_path / "staging"), "key") is None
+
+
+def test_a_run_of_an_older_kit_goes_on_in_another_image_without_them() -> None:
+    told_before, told_now = {"kernels": {"key": "of one image"}}, {"kernels": {"key": "of another"}, "new": 1}
+    assert changes.unknown_to_kit({}, told_before, told_now) == ["new"]

@@ -175,6 +175,7 @@ def _submit(
     )
     write_text(directory / "context" / "build.sh", text)
     job = Job(directory, "", out)
+    job.part.unlink(missing_ok=True)
     batch = directory / "image.sbatch"
     scratch_gb = math.ceil(space.scratch(machine.device))
     # What this machine needs to reach package indexes, for the build alone.

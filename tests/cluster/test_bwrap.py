@@ -235,7 +235,7 @@ def test_a_chain_runs_inside_the_image(cluster: Cluster, site: Site, image: Path
     # The last batch script tells the removal only after all else.
     state = cluster.wait(run, lambda state: phases.CONTAINER_REMOVAL in state.segments[-1].seconds)
     for segment in state.segments:
-        assert list(segment.seconds)[0] == phases.CONTAINER_START
+        assert next(iter(segment.seconds)) == phases.CONTAINER_START
         assert list(segment.seconds)[-1] == phases.CONTAINER_REMOVAL
         assert all(seconds >= 0 for seconds in segment.seconds.values())
     wait_until_gone(image)

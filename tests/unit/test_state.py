@@ -51,8 +51,8 @@ def run(tmp_path: Path) -> RunDir:
 def attempt(run: RunDir, segment: int, start: int, target: int, steps: Iterable[int], number: int = 0) -> None:
     directory = run.segment(segment).attempt(number).path
     write_json(directory / "plan.json", {"start": start, "target": target})
-    for phase, time in [("bring-up", 10.0), ("import", 17.0), ("steps", 90.0)]:
-        append_json(directory / "phases.jsonl", {"phase": phase, "time": time})
+    for phase, at in [("bring-up", 10.0), ("import", 17.0), ("steps", 90.0)]:
+        append_json(directory / "phases.jsonl", {"phase": phase, "time": at})
     for step in steps:
         append_json(directory / "metrics.jsonl", {"step": step, "data": {"critic/score/mean": step / 10}})
 

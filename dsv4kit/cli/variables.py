@@ -125,6 +125,11 @@ QUEUE = (
     Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
     Variable("CHAIN", "most jobs of the run in the queue; each segment submits the next ones; default: all at once"),
 )
+JOB_OF_BUILD = (
+    Variable("SITE", "cluster whose pyxis builds it, in a job: a name in slurm/sites or a YAML file"),
+    *(variable for variable in QUEUE if variable.name != "CHAIN"),
+    Variable("TIME", "Slurm time limit of that job; default 6:00:00"),
+)
 KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
 OF_DATA = (
     Variable("DATA", "gsm8k, dapo-math-17k, aime-2024, or a .parquet, .jsonl or .json file of your own"),
@@ -177,7 +182,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, FROM, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
-    "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
+    "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, *JOB_OF_BUILD, SET_OF_BUILD),
     "prepare data": OF_DATA,
     "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),

@@ -199,6 +199,18 @@ class SegmentDir:
         return self.path / "job.env"
 
     @property
+    def container_start_file(self) -> Path:
+        """When the batch script's srun began to start the containers, in seconds since the epoch."""
+        return self.path / "container_start"
+
+    def container_began(self) -> float | None:
+        """What it says; None where there are no containers, or none was started yet."""
+        try:
+            return round(float(self.container_start_file.read_text(encoding="utf-8")), 3)
+        except (OSError, ValueError):
+            return None
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files."""
         return self.path / "submitit"

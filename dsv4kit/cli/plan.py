@@ -36,9 +36,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from dsv4kit.errors import UserError
 
-    if args.calibrate:
-        return _calibrate(args.calibrate, args.site)
     try:
+        if args.forget:
+            return _forget(args.forget, _site_name(args.site), args.json)
+        if args.calibrate:
+            return _calibrate(args.calibrate, _site_name(args.site), bool(args.dry_run), args.json)
+        if args.dry_run:
+            raise UserError("DRY_RUN: goes with CALIBRATE=RUN_DIR; a plan without it changes nothing anyway")
         return _compare(args) if args.compare else _one(args)
     except UserError as error:
         if args.json:
@@ -240,32 +244,61 @@ def _search(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> 
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
 
 
-def _calibrate(run_dir: str, site: str | None) -> int:
+def _site_name(site: str | None) -> str | None:
+    from dsv4kit.config.loading import load_site
+
+    return load_site(site).name if site and site.endswith((".yaml", ".yml")) else site
+
+
+def _calibrate(run_dir: str, site: str | None, dry_run: bool, as_json: bool) -> int:
     from pathlib import Path
 
     from dsv4kit.config.frozen import frozen_settings
-    from dsv4kit.config.loading import load_site
     from dsv4kit.errors import UserError
     from dsv4kit.launch.run_dir import read_record
-    from dsv4kit.plan.fitted.calibration import calibrate
+    from dsv4kit.plan.fitted.calibration import calibrate, shape_of
+    from dsv4kit.plan.fitted.measured import Shape
     from dsv4kit.plan.from_settings import question
+    from dsv4kit.plan.shown import fit_table
     from dsv4kit.run.directory import RunDir
 
     run = RunDir(Path(run_dir))
     record = read_record(run)
-    path = run.record_file
     try:
         settings = frozen_settings(record["settings"])
         there = str(record["site"]["name"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: not that of a run of this kit") from None
-    if site and site.endswith((".yaml", ".yml")):
-        site = load_site(site).name
+        raise UserError(f"{run.record_file}: not that of a run of this kit") from None
     asked = question(settings)
-    if asked is None:
-        raise UserError(f"{path}: its model has no geometry; there is nothing to fit")
-    values, kept = calibrate(Path(run_dir), asked, site or there)
-    for name, value in values.items():
-        print(f"{name} = {value:.6g}")
-    print(f"kept in {kept}; `dsv4kit plan` uses it for the site {site or there}")
+    shape = (
+        shape_of(asked)
+        if asked
+        else Shape(settings.schedule.nodes, "sft" not in settings.recipe.module, settings.schedule.save_freq)
+    )
+    found = calibrate(Path(run_dir), asked, shape, settings.hardware.name, site or there, dry_run)
+    if as_json:
+        _print_json(fit_table.as_json(found))
+        return 0
+    print(fit_table.render(found))
+    if dry_run:
+        print(f"\nnothing was kept; without DRY_RUN it goes into {found.path}")
+    else:
+        print(f"\nkept in {found.path}: plans for the site {found.site} go by it. To undo: {_undo(found.run)}")
+    return 0
+
+
+def _undo(run: str) -> str:
+    from dsv4kit import hints
+
+    return hints.command("plan", FORGET=run)
+
+
+def _forget(run: str, site: str | None, as_json: bool) -> int:
+    from dsv4kit.plan.fitted.calibration import forget
+
+    changed = forget(run, site)
+    if as_json:
+        _print_json({"forgotten": run, "files": list(map(str, changed))})
+    else:
+        print("\n".join(f"{path}: nothing of {run} is in it any more" for path in changed))
     return 0

@@ -104,6 +104,8 @@ SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
 MIN_NODES = Variable("MIN_NODES", "the least nodes on which a layout fits, and that layout", flag=True)
 COMPARE = Variable("COMPARE", "hardware and nodes side by side, e.g. h100:64,gb200:64")
 CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
+DRY_RUN_OF_FIT = Variable("DRY_RUN", "with CALIBRATE: show what would be fitted, keep nothing", flag=True)
+FORGET = Variable("FORGET", "name of a run: take what was fitted to it out of the constants again")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
 IMAGE = Variable("IMAGE", "squashfs image to run in (bubblewrap, where the site has no containers), or to write")
@@ -178,8 +180,11 @@ FROM = Variable("FROM", "run[@step]: a new run with that one's settings, from it
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
+COUNTS = (MIN_NODES, COMPARE)
+FIT = (CALIBRATE, DRY_RUN_OF_FIT, FORGET)
+
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
+    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, *COUNTS, *FIT),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, FROM, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, *JOB_OF_BUILD, SET_OF_BUILD),

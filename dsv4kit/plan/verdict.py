@@ -48,7 +48,10 @@ def gpu_word(stage: StageMemory) -> Word:
 
 
 def host_word(node: NodeMemory, c: Coefficients) -> Word:
-    """Verdict on one kind of node."""
+    """Verdict on one kind of node: `tight` where its interval reaches what the node has.
+
+    What is above it is `no` though the interval may begin below: a node without memory takes the whole run with it.
+    """
     if node.used_share > 1:
         return "no"
     crosses = node.physical_gb + node.spread_gb[1] > node.limit_gb
@@ -67,7 +70,7 @@ def judge(
     found: list[tuple[Word, str]] = []
     stage = max(stages, key=lambda s: (_ORDER.index(gpu_word(s)), s.need_gib, s.training_gib))
     found.append((gpu_word(stage), _gpu_reason(stage)))
-    node = max(nodes, key=lambda n: n.physical_gb)
+    node = max(nodes, key=lambda n: (_ORDER.index(host_word(n, c)), n.physical_gb))
     found.append(
         (
             host_word(node, c),
@@ -113,11 +116,14 @@ def _gpu_reason(stage: StageMemory) -> str:
 
 def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
     taken = rollout.weights_gb + rollout.activations_gb + rollout.overhead_gb
-    if rollout.fits:
+    below, above = rollout.spread_gb
+    if rollout.word == "fit":
         return "fit", f"rollout: {rollout.weights_gb:.1f} GB of weights leave room for {rollout.kv_tokens:,} tokens"
-    return "no", (
-        f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} of the"
-        f" {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; no room is left for a full-length sequence"
+    return rollout.word, (
+        f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} ({taken - below:.1f} to"
+        f" {taken + above:.1f}) of the {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; "
+        + ("hardly any" if rollout.fits else "no")
+        + " room is left for a full-length sequence"
     )
 
 

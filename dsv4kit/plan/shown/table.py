@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -90,10 +91,21 @@ def cost(plan: Plan) -> str:
     if not s.goodput:
         return "COST: never done, no step survives to the next save" if s.steps else "COST: never done"
     low, high = plan.steady_interval_s
-    return _wrapped(
-        f"COST: {s.days:.1f} days, {s.node_hours * q.parallel.gpus_per_node:,.0f} GPU-hours, {s.node_hours:,.0f}"
-        f" node-hours for {q.schedule.steps} steps of {plan.step.steady_s:.0f} s ({low:.0f} to {high:.0f})"
+    least, most = plan.days_interval
+    days = f"{s.days:.1f} days ({least:.1f} to {_days(most)})" if s.days >= 1 else _hours(s.days, least, most)
+    return (
+        f"COST: {days}, {s.node_hours * q.parallel.gpus_per_node:,.0f} GPU-hours, {s.node_hours:,.0f}"
+        f" node-hours: {q.schedule.steps} steps of {plan.step.steady_s:.0f} s ({low:.0f} to {high:.0f})"
     )
+
+
+def _days(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "never"
+
+
+def _hours(*days: float) -> str:
+    now, least, most = (f"{24 * value:.1f}" if math.isfinite(value) else "never" for value in days)
+    return f"{now} hours ({least} to {most})"
 
 
 def _loss(plan: Plan) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dsv4kit.cli.arguments import add_variables
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from dsv4kit.plan.counted.inputs import Question
     from dsv4kit.plan.fitted.site_constants import SiteConstants
     from dsv4kit.plan.levers import Lever
+
+Take = Callable[[Mapping[str, object]], str]
 
 _NO_PLAN = "nothing to plan: a toy model or hardware without GPUs needs no plan; submit it without one"
 
@@ -73,7 +76,7 @@ def _one(args: argparse.Namespace) -> int:
     refused = _refused_split(case)
     if refused is None:
         refuse(case)
-        return _plan(asked, case, site, args.json, args.explain)
+        return _plan(asked, case, site, args.json, args.explain, _taking(args))
     return _other_split(asked, case, site, refused, args.json)
 
 
@@ -85,20 +88,41 @@ def _refused_split(case: Case) -> str | None:
     return found.line if found else None
 
 
-def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
+def _taking(args: argparse.Namespace) -> Take:
+    """The submission as it was asked for, with some variables set besides."""
+    from dsv4kit import hints
+    from dsv4kit.cli.variables import FREE, IMAGE, SELECTION, SETTINGS
+
+    given: dict[str, object] = {}
+    for variable in (*SELECTION, IMAGE, *SETTINGS, *FREE):
+        value = getattr(args, variable.dest)
+        if value:
+            given[variable.name] = tuple(value) if variable.many else value
+
+    def take(changed: Mapping[str, object]) -> str:
+        words = (*given.get("SET", ()), *changed.get("SET", ()))  # type: ignore[misc]
+        return hints.command("submit", **{**given, **changed, **({"SET": words} if words else {})})
+
+    return take
+
+
+def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool, take: Take) -> int:
     from dsv4kit.plan.core import evaluate
 
     plan = evaluate(asked, site.coefficients, site.points)
     least = None if plan.verdict.fits else _least(asked, case, site)
     if as_json:
         from dsv4kit.plan.shown import as_json as form
+        from dsv4kit.plan.shown.recommended import recommended
 
-        _print_json(form.as_json(plan, _levers(plan, case)) | {"least_nodes": least})
+        found = _levers(plan, case)
+        told = [{"what": x.what, "command": take(x.variables)} for x in recommended(plan, found)]
+        _print_json(form.as_json(plan, found) | {"least_nodes": least, "recommended": told})
     else:
         from dsv4kit.plan.shown.table import render
 
         shown = _levers(plan, case) if plan.verdict.verdict != "fit" or with_formulas else ()
-        print(render(plan, shown, least))
+        print(render(plan, shown, least, take))
         if with_formulas:
             from dsv4kit.plan.shown.explain import explain
 
@@ -127,7 +151,7 @@ def _other_split(asked: Question, case: Case, site: SiteConstants, refused: str,
         from dsv4kit.plan.shown.table import render
 
         print(f"{_REFUSED}{refused}")
-        print(f'planned instead: SET="{as_set(changed)}"\n')
+        print(f'planned instead: SET="{as_set(changed)}"')
         print(render(plan, () if plan.verdict.verdict == "fit" else _levers(plan, case), least))
     return _IMPOSSIBLE
 

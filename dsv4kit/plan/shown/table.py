@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.shown.recommended import recommended
 from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
@@ -31,14 +32,33 @@ _PARTS: tuple[tuple[str, str, Callable[[NodeMemory], float]], ...] = (
 )
 
 
-def render(plan: Plan, levers: Sequence[Lever] = (), least_nodes: int | None = None) -> str:
-    """The whole answer; `least_nodes` is said where it does not fit."""
+_TERMS = (
+    "Terms: PP pipeline stages, each some of the layers; EP GPUs that share the experts; CP GPUs that share each"
+    " sequence; TP GPUs that share each matrix; DP copies that work on different sequences; micro-batch: what a stage"
+    " works on at a time; pinned: host memory locked for copies from and to GPUs; Adam: the optimizer, whose moments"
+    " and masters (fp32 weights) are its state; segment: one Slurm job of the run."
+)
+
+
+def render(
+    plan: Plan,
+    levers: Sequence[Lever] = (),
+    least_nodes: int | None = None,
+    command: Callable[[Mapping[str, object]], str] | None = None,
+) -> str:
+    """The whole answer; `least_nodes` is said where it does not fit.
+
+    `command` gives what takes a recommendation, from the variables that have to be set.
+    """
     blocks = [_verdict(plan, least_nodes), _head(plan), _gpu(plan), _phases(plan), _host(plan)]
     if plan.memory.rollout:
         blocks.append(_rollout(plan))
     blocks += [_checkpoint(plan), _time(plan), _warnings(plan)]
     if levers:
         blocks.append(_levers(levers))
+    if command:
+        blocks.append(_recommended(plan, levers, command))
+    blocks.append(_wrapped(_TERMS))
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -267,15 +287,20 @@ def _time(plan: Plan) -> str:
             f" them train ({s.useful:.0%} without failures), waiting in the queue not counted."
         )
         lines.append(
-            f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate); saving"
-            f" every {s.daly_h:.1f} h (Daly; Young {s.young_h:.1f}) loses least: SAVE_FREQ={s.save_steps}, now"
-            f" {q.schedule.save_freq}."
+            f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate). What"
+            f" saves and failures cost together is least with a save every {s.daly_h:.1f} h by Daly's formula"
+            f" ({s.young_h:.1f} by Young's): every {s.save_steps} steps, now {q.schedule.save_freq}."
         )
     return "\n".join(_wrapped(line) for line in lines)
 
 
 def _warnings(plan: Plan) -> str:
     return "\n".join(_wrapped(text, "note: ", "      ") for text in plan.verdict.warnings)
+
+
+def _recommended(plan: Plan, levers: Sequence[Lever], command: Callable[[Mapping[str, object]], str]) -> str:
+    found = recommended(plan, levers)
+    return "\n".join(f"{_wrapped('recommended: ' + x.what)}\n    {command(x.variables)}" for x in found)
 
 
 def _levers(levers: Sequence[Lever]) -> str:

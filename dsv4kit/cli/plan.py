@@ -199,9 +199,12 @@ def _compare(args: argparse.Namespace) -> int:
     from dsv4kit.plan.shown.comparison import Compared, as_rows, render
 
     rows = []
-    for word in args.compare.split(","):
+    words = args.compare.split(",")
+    # One model and recipe for all of them: what was named, or what the first hardware has.
+    same = _of_the_first(args, args.hw or words[0].strip().partition(":")[0])
+    for word in words:
         hardware, _, nodes = word.strip().partition(":")
-        own = argparse.Namespace(**{**vars(args), "hw": hardware, "nodes": nodes or args.nodes})
+        own = argparse.Namespace(**{**vars(args), **same, "hw": hardware, "nodes": nodes or args.nodes})
         try:
             chosen = selection(own)
             case = chosen.case()
@@ -228,6 +231,19 @@ def _compare(args: argparse.Namespace) -> int:
     else:
         print(render(rows))
     return 0 if any(row.plan and row.plan.verdict.fits for row in rows) else _IMPOSSIBLE
+
+
+def _of_the_first(args: argparse.Namespace, hardware: str) -> dict[str, str]:
+    from dsv4kit.config.loading import hardware_defaults
+    from dsv4kit.errors import UserError
+
+    try:
+        defaults = hardware_defaults(hardware)
+    except UserError:
+        if ":" not in args.compare:
+            raise
+        return {}
+    return {name: getattr(args, name) or defaults[name] for name in ("model", "recipe") if name in defaults}
 
 
 def _print_json(content: object) -> None:

@@ -333,10 +333,17 @@ def test_a_refusal_is_json_too(capsys):
     assert json.loads(capsys.readouterr().out)["refused"].startswith("NODES=96")
 
 
+def test_side_by_side_are_plans_of_one_model(capsys):
+    """GB300's own default is another model than H100's."""
+    assert cli.run(arguments("--compare=h100:64,gb300:64")) == 0
+    assert capsys.readouterr().out.startswith("all of them: dsv4-pro grpo\n")
+
+
 def test_hardware_side_by_side(capsys):
     words = ("--model=dsv4-pro", "--recipe=grpo", "--compare=h100:64,gb200:64,gb200:96,gb200:1")
     assert cli.run(arguments(*words)) == 0
-    rows = capsys.readouterr().out.splitlines()
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "all of them: dsv4-pro grpo"
     assert [row.split()[1] for row in rows[1:3]] == ["fit", "fit"]
     assert rows[3].startswith("gb200:96*")
     assert rows[4].split()[1] == "no"

@@ -98,6 +98,9 @@ def _verdict(plan: Plan, least_nodes: int | None) -> str:
     stage = plan.memory.fullest_stage
     used = f", {stage.need_gib:.0f} of {stage.limit_gib:.0f} GiB ({stage.fullest.low_gib:.0f} to"
     used += f" {stage.fullest.high_gib:.0f})"
+    node = plan.memory.fullest_node
+    if node.physical_gb + node.spread_gb[1] > node.limit_gb:
+        used += f" and a node {node.physical_gb:.0f} of {node.limit_gb:.0f} GB"
     lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}{used}{least}", cost(plan), _loss(plan)]
     lines += [_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons]
     if plan.question.not_considered:

@@ -157,12 +157,11 @@ def _other_split(asked: Question, case: Case, site: SiteConstants, refused: str,
 
 
 def _least(asked: Question, case: Case, site: SiteConstants) -> int | None:
-    """The least count of more nodes that would do; up to four times as many are tried."""
+    """The least count of more nodes that would do."""
     from dsv4kit.feasibility.refusals import allows
     from dsv4kit.plan.node_counts import least_nodes
 
-    nodes = asked.parallel.nodes
-    return least_nodes(asked, site.coefficients, allows(case), nodes + 1, 4 * nodes)
+    return least_nodes(asked, site.coefficients, allows(case), asked.parallel.nodes + 1)
 
 
 def _min_nodes(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> int:

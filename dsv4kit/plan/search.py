@@ -13,12 +13,15 @@ from typing import NamedTuple
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import Plan, evaluate, memory_of
 from dsv4kit.plan.counted import checks
+from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
 from dsv4kit.plan.counted.gpu_memory import micro_batches
 from dsv4kit.plan.counted.inputs import Question, RolloutSplit
 from dsv4kit.plan.counted.layout import max_pipeline
 from dsv4kit.plan.counted.rollout import rollout_memory
+from dsv4kit.plan.counted.shards import gradient_bytes, state_bytes
 from dsv4kit.plan.counted.step_time import step_time
+from dsv4kit.plan.counted.units import GB, GIB
 from dsv4kit.plan.fitted.calibrated import PUBLISHED, Point, point_of
 from dsv4kit.plan.levers import memory_word
 from dsv4kit.plan.proposals import changes
@@ -114,7 +117,22 @@ def fits_somehow(q: Question, c: Coefficients, allowed: Allowed, with_levers: bo
         _memory_word(variant, c) not in (None, "no") and allowed(variant)
         for layout in _layouts(asked)
         for variant in _variants(layout, with_levers)
+        if not hopeless(variant)
     )
+
+
+def hopeless(q: Question) -> bool:
+    """Whether not even the average stage or node holds its weights, gradients and optimizer state.
+
+    The fullest holds no less, so that such a question needs no plan to be a no.
+    """
+    g, p, levers = q.geometry, q.parallel, q.levers
+    main = geo.totals(g).main
+    experts = g.num_layers * geo.layer_expert_params(g)
+    held = (main - experts + experts / p.expert) / p.pipeline
+    gpu = (2 + gradient_bytes(levers)) * held + state_bytes(levers) * main / p.world
+    on_host = 16 * levers.on_cpu * main / p.nodes + (2 * held * p.gpus_per_node if levers.param_offload else 0.0)
+    return gpu / GIB > q.hardware.hbm_gib or on_host / GB > q.hardware.host_gb
 
 
 def _ordered(found: Sequence[_Glance], asked: Question, points: Sequence[Point], error: float) -> Iterator[_Glance]:

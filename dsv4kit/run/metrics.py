@@ -40,6 +40,9 @@ _VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 # What training goes by; other metrics may well be undefined in a step.
 _MUST_BE_NUMBERS = re.compile(r"(^|[/_])(loss|grad_norm)$|^critic/(score|rewards)/mean$")
+_NUMBERS = frozenset((float, int, bool, type(None)))
+# Made once: a long run has ten thousand lines of a hundred values.
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")
 _BLOCK_BYTES = 1 << 16
 _TAIL_LIMIT_BYTES = 64 << 20
@@ -70,7 +73,7 @@ class StepMetrics:
 def parse_line(line: bytes | str) -> StepMetrics | None:
     """One line of the file, or None where it is not a whole record (half written, garbage, another program's)."""
     try:
-        record = json.loads(line, parse_constant=lambda _: None)
+        record = _DECODER.decode(line if isinstance(line, str) else line.decode())
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
     if not isinstance(record, dict) or not isinstance(record.get("data"), dict):
@@ -78,7 +81,10 @@ def parse_line(line: bytes | str) -> StepMetrics | None:
     step = record.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return None
-    return StepMetrics(step, {k: v for k, v in record["data"].items() if v is None or isinstance(v, (int, float))})
+    data = record["data"]
+    if not _NUMBERS.issuperset(map(type, data.values())):
+        data = {name: value for name, value in data.items() if type(value) in _NUMBERS}
+    return StepMetrics(step, data)
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
@@ -113,9 +119,10 @@ def merge(attempts: Iterable[Sequence[StepMetrics]]) -> list[StepMetrics]:
     return [steps[step] for step in sorted(steps)]
 
 
-def is_validation(name: str) -> bool:
-    """Whether a validation measured it: GRPO's main results, SFT's loss."""
-    return name.startswith(_VALIDATION)
+def of_validation(step: StepMetrics) -> dict[str, float]:
+    """What a validation measured in that step: GRPO's main results, SFT's loss."""
+    names = [name for name in step.data if name.startswith(_VALIDATION)]
+    return {name: value for name in names if (value := step.data[name]) is not None}
 
 
 def last_metrics(path: Path) -> StepMetrics | None:

@@ -267,10 +267,14 @@ def _checkpoint(plan: Plan) -> str:
 
 def _time(plan: Plan) -> str:
     step, s, q = plan.step, plan.segment, plan.question
-    parts = (
+    of_grpo = (
         f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}:"
-        f" log-probabilities {step.log_probs_s:.0f}, pipeline {step.update_s:.0f}, Adam and moves"
-        f" {step.optimizer_s:.0f}" + (f"; validation {step.validation_s:.0f}, at least" if step.validation_s else "")
+        f" log-probabilities {step.log_probs_s:.0f}, "
+    )
+    parts = (
+        (of_grpo if q.rollout else "")
+        + f"pipeline {step.update_s:.0f}, Adam and moves {step.optimizer_s:.0f}"
+        + (f"; validation {step.validation_s:.0f}, at least" if step.validation_s else "")
     )
     extrapolated = f" Extrapolated: {', '.join(plan.step_extrapolated)}." if plan.step_extrapolated else ""
     speed = f" {step.tokens_per_gpu_s:.1f} tokens per GPU and second over the step"

@@ -85,6 +85,8 @@ def table(
     reason = [state.reason] if state.reason else []
     if state.origin:
         reason.append(f"began with step {state.origin.get('step')} of the run {state.origin.get('run')}")
+    if state.proof:
+        reason.append(f"as a proof of this site: {state.proof}")
     above = [head, state.directory, *reason, *_progress(state), *_memory(peaks or {}, planned or {}), *what_next(state)]
     lines = [*above, "", *(line if width is None else line[:width] for line in aligned(rows)), *notes]
     return "\n".join(part for line in lines for part in (wrapped(plain(line), width) if line else [line]))

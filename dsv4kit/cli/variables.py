@@ -54,6 +54,7 @@ SETTINGS = (
     Variable("KEEP_EVERY", "checkpoints of steps divisible by this stay too", "checkpoint.keep_every"),
     Variable("KEEP_BEST", "so many checkpoints with the highest reward stay too", "checkpoint.keep_best"),
     Variable("TIME", "Slurm time limit of one segment, e.g. 4:00:00", "schedule.time"),
+    Variable("GATES", "act, warn or off: what is done about bad metrics (watch.gates)", "watch.gates.mode"),
     Variable("DETERMINISTIC", "True: resumes are bit-identical", "deterministic"),
     Variable("MODEL_PATH", "directory with the model's weights", "model.path"),
     Variable("TRAIN_FILE", "parquet file with training data", "data.train_files", listed=True),

@@ -279,6 +279,55 @@ class KeptKernels(Section):
     )
 
 
+Action = Literal["warn", "stop", "stop_now"]
+
+
+class Gate(Section):
+    """What is done about bad steps, and after how many in a row; the first is told in any case."""
+
+    action: Action = Field(
+        description="warn; stop: at the next step boundary, with a checkpoint, and the chain does not go on; stop_now:"
+        " without one"
+    )
+    in_a_row: PositiveInt = Field(description="so many bad steps in a row, and the action is due")
+
+
+class AgreementGate(Gate):
+    """Rollout and actor must give the same tokens the same probabilities: else the weights were not passed on."""
+
+    least: Annotated[float, Field(gt=0, le=1), NUMBER] = Field(description="least Pearson correlation of both")
+    proves: bool = Field(
+        default=False, description="the run is there to prove a site, and does so only where every step agrees"
+    )
+
+
+class RewardGate(Gate):
+    """The mean reward against that of the steps before."""
+
+    window: PositiveInt = Field(description="steps that it is compared with")
+    deviations: PositiveFloat = Field(description="a drop of so many standard deviations of the window is a collapse")
+    least_drop: PositiveFloat = Field(description="a smaller drop, in units of the reward, is none")
+
+
+class LengthGate(Gate):
+    """The mean length of responses against that of the steps before."""
+
+    window: PositiveInt = Field(description="steps that it is compared with")
+    share: Share = Field(description="below this share of the window's median it is a collapse")
+
+
+class Gates(Section):
+    """What the metrics must not become; null: no such gate."""
+
+    mode: Literal["act", "warn", "off"] = Field(
+        default="act", description="act: as each gate says; warn: say it only; off: look at none (GATES)"
+    )
+    not_a_number: Gate | None = Field(default=None, description="loss, gradient norm or reward is NaN or infinite")
+    agreement: AgreementGate | None = Field(default=None, description="rollout and actor disagree")
+    reward: RewardGate | None = Field(default=None, description="the reward has collapsed")
+    length: LengthGate | None = Field(default=None, description="the responses have become short")
+
+
 class WatchLimits(Section):
     """When a segment is ended from the outside."""
 
@@ -291,6 +340,7 @@ class WatchLimits(Section):
         default=0,
         description="how often a job starts its trainer again after a fault, from the last checkpoint",
     )
+    gates: Gates = Field(default=Gates(), description="what the metrics must not become")
     sample_interval_s: PositiveFloat = Field(description="period of the memory sampler on every node")
 
 

@@ -14,7 +14,7 @@ from dsv4kit.config.paths import HERE
 from dsv4kit.config.schema import Hardware, Settings
 from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
-from dsv4kit.run import outcome
+from dsv4kit.run import gates, metrics, outcome
 from dsv4kit.run.directory import RunDir, runs_below
 
 
@@ -27,12 +27,12 @@ def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, s
     if proxy is None or settings.hardware.device == "cpu":
         return []
     try:
-        nodes = load_settings(settings.hardware.name, proxy, settings.recipe.name).settings.schedule.nodes
+        shown = load_settings(settings.hardware.name, proxy, settings.recipe.name).settings
     except UserError:  # this hardware has no profile for it
         return []
-    if any(_proves(run, settings, site) for run in runs_below(runs)):
+    if any(_proves(run, settings, site, shown) for run in runs_below(runs)):
         return []
-    words = {"HW": settings.hardware.name, "MODEL": proxy, **given, "NODES": str(nodes)}
+    words = {"HW": settings.hardware.name, "MODEL": proxy, **given, "NODES": str(shown.schedule.nodes)}
     command = " ".join(f"{name}={shlex.quote(value)}" for name, value in words.items())
     image = " with this image" if site.container.image else ""
     return [
@@ -41,8 +41,11 @@ def suggestion(settings: Settings, site: Site, runs: Path, given: Mapping[str, s
     ]
 
 
-def _proves(run: RunDir, settings: Settings, site: Site) -> bool:
-    """Whether that is a finished run of a proxy on the same site, kind of hardware and image, by the same recipe."""
+def _proves(run: RunDir, settings: Settings, site: Site, proxy: Settings) -> bool:
+    """Whether that is a finished run of a proxy on the same site, kind of hardware and image, by the same recipe.
+
+    Where the recipe generates, rollout and actor must have agreed in each of its steps, as far as `proxy` says.
+    """
     try:
         text = run.record_file.read_text(encoding="utf-8")
         if not any(f"name: {name}" in text for name in _proxies()):  # most runs are told apart without reading YAML
@@ -58,7 +61,12 @@ def _proves(run: RunDir, settings: Settings, site: Site) -> bool:
         )
     except (OSError, ValueError, TypeError, KeyError):  # not a run of this kit, or a damaged one
         return False
-    return same and any(past.next == outcome.FINISHED for past in outcome.history(run))
+    if not same or all(past.next != outcome.FINISHED for past in outcome.history(run)):
+        return False
+    if proxy.recipe.launcher != "ray" or proxy.watch.gates.agreement is None:
+        return True
+    merged = metrics.merge(metrics.read_metrics(attempt.metrics_file) for attempt in run.attempts())
+    return gates.proof(proxy.watch.gates.model_dump(), merged).startswith(gates.PROVED)
 
 
 def _family(hardware: Hardware) -> tuple[int, str | None]:

@@ -30,7 +30,7 @@ from dsv4kit.launch.run_dir import read_record, write_record
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
 from dsv4kit.launch.submission import Submission, commit
-from dsv4kit.run import exclusions, node_spec
+from dsv4kit.run import ends, exclusions, node_spec, outcome
 from dsv4kit.run.course import SegmentRequest
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import write_json
@@ -75,6 +75,7 @@ class Resumption:
         found |= {f"site.{key}": values for key, values in changes.diff(old_site, site).items()}
         settings = resolved.settings
         total = self.steps or settings.schedule.steps
+        self._past_a_gate()
         start = self._start(settings, total)
         settings = settings.model_copy(update={"schedule": settings.schedule.model_copy(update={"steps": total})})
         image = fit.seen(site.container.image)
@@ -149,6 +150,18 @@ class Resumption:
         frozen["sources"] = dict(resolved.sources)
         write_record(self.run, frozen)
         return links
+
+    def _past_a_gate(self) -> None:
+        """A run that a gate stopped goes on only where its user says how: past it, or from an older checkpoint."""
+        past = outcome.history(self.run)
+        asked = any(override.key.startswith("watch.gates.") for override in self.asked.overrides)
+        if not past or past[-1].end != ends.GATE or asked or self.from_step is not None:
+            return
+        on = hints.command("resume", RUN=self.run.name, GATES="warn")
+        raise UserError(
+            f"RUN={self.run.name}: a gate stopped it: {' '.join(past[-1].evidence[:1])}. `{on}` goes on and only warns,"
+            " GATES=act goes on with the gates as they are, FROM_STEP=N goes back to an older checkpoint"
+        )
 
     def _avoided(self, nodes: int, site: Site) -> tuple[str, ...]:
         """The nodes the run has found bad, as far as the partition has enough others; those found last stay out."""

@@ -16,7 +16,7 @@ from dsv4kit.launch.pending import in_words
 from dsv4kit.launch.progress import RunProgress, progress_of
 from dsv4kit.launch.slurm import ENDED, JobState, Slurm
 from dsv4kit.launch.usual import UsualPhases
-from dsv4kit.run import exclusions, metrics, node_spec, outcome, phases
+from dsv4kit.run import exclusions, gates, metrics, node_spec, outcome, phases
 from dsv4kit.run.directory import ChainLink, RunDir, SegmentDir
 from dsv4kit.run.files import read_object, tail
 from dsv4kit.run.outcome import Outcome
@@ -75,7 +75,7 @@ class RunState:
     up) or unknown. `excluded_nodes`: nodes the run avoids now, with when, in which segment and why. `other_jobs`: jobs
     of the run in the queue that none of its segments is known to have, with their states. A spare segment that was not
     needed is left out once the run is over. `origin`: run, directory and step of the checkpoint it began with, if it is
-    another run's.
+    another run's. `proof`: of a proxy that has trained, whether rollout and actor agreed in all its steps.
     """
 
     run: str
@@ -92,6 +92,7 @@ class RunState:
     other_jobs: dict[str, str] = field(default_factory=dict)
     progress: RunProgress = field(default_factory=RunProgress)
     origin: dict[str, Any] = field(default_factory=dict)
+    proof: str | None = None
 
     @property
     def measure(self) -> tuple[str, dict[int, float]]:
@@ -157,6 +158,7 @@ class StateReader:
             other_jobs=others,
             progress=progress_of(merged, attempts, spec["total_steps"], spec.get("segment_steps")),
             origin=read_object(run.origin_file),
+            proof=_proof(spec, merged),
             excluded_nodes=[asdict(one) for one in exclusions.active(run, time.time())],
         )
 
@@ -266,6 +268,14 @@ def _curve(steps: Sequence[metrics.StepMetrics], name: str) -> dict[int, float]:
     """Step -> metric, where it is a number."""
     found = {step.step: step.data.get(name) for step in steps}
     return {step: value for step, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _proof(spec: Mapping[str, Any], merged: Sequence[metrics.StepMetrics]) -> str | None:
+    """Whether a run that is to prove a site does; None for others, and for recipes that generate nothing."""
+    asked = spec.get("gates") or {}
+    if spec.get("launcher") != "ray" or not (asked.get(gates.AGREEMENT) or {}).get("proves"):
+        return None
+    return gates.proof(asked, merged, spec["total_steps"])
 
 
 def _over(state: str) -> bool:

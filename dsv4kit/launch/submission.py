@@ -229,6 +229,7 @@ class Submission:
             keep_best=settings.checkpoint.keep_best,
             needs=self._needs(),
             kernels=kernels.told(self.resolved.settings, self.site, self.python),
+            gates=settings.watch.gates.model_dump(),
         )
 
     def _needs(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from dsv4kit.checkpoint import tracker
 from dsv4kit.node import processes
 from dsv4kit.node.checkpoint_keeper import CheckpointKeeper
-from dsv4kit.run import ends, metrics, phases, stacks
-from dsv4kit.run.directory import AttemptDir
+from dsv4kit.run import ends, gates, metrics, phases, stacks
+from dsv4kit.run.directory import AttemptDir, RunDir
 from dsv4kit.run.driver_log import DriverLog, Event, Phase
 from dsv4kit.run.files import GrowingFile
 from dsv4kit.run.node_spec import NodeSpec
@@ -133,10 +133,19 @@ class Driver:
         self.checkpoints = CheckpointKeeper(spec, attempt, start)
         self._not_numbers: dict[str, int] = {}
         self.notes: list[str] = []
+        self._gates: gates.GateWatch | None = None
+        self.stopped_by_gates: list[str] = []
+        """What the gates that stop the run have seen."""
 
     def run(self, env: Mapping[str, str], interrupted: Callable[[], str | None]) -> DriverEnd:
         """Blocks until the driver has ended. `interrupted` names a class of end once the segment has to stop."""
         self.checkpoints.begin()
+        if self._spec.gates:
+            run = RunDir(self._attempt.segment.path.parents[1])
+            curve = metrics.merge(metrics.read_metrics(attempt.metrics_file) for attempt in run.attempts())
+            self._gates = gates.GateWatch(
+                self._spec.gates, [step for step in curve if step.trained and step.step <= self._start]
+            )
         process = processes.start(self._argv, env, self._attempt.driver_log, self._attempt.path)
         try:
             return self._watch(process, interrupted)
@@ -160,8 +169,8 @@ class Driver:
                 silence.end()
             for line in records.new_lines():
                 silence.end()
-                if (record := metrics.parse_line(line)) and record.trained:
-                    self._trained(record)
+                if (record := metrics.parse_line(line)) and record.trained and self._trained(record):
+                    return DriverEnd(processes.end(process), ends.GATE, self.stopped_by_gates)
             if contradiction := log.contradicts(self._start):
                 return DriverEnd(processes.end(process), ends.WRONG_STEP, [contradiction])
             self._note_saved()
@@ -182,8 +191,8 @@ class Driver:
                 return DriverEnd(processes.end(process), ends.STALLED, [evidence, *stacks.described(found)[:_LINES]])
             time.sleep(_POLL_S)
 
-    def _trained(self, record: metrics.StepMetrics) -> None:
-        """A step was made: what its metrics tell."""
+    def _trained(self, record: metrics.StepMetrics) -> bool:
+        """A step was made: what its metrics tell. Whether a gate ends the driver at once."""
         # The rank that logs may be on another node, and its lines in that node's log.
         if self._log.first_step is None:
             self._log.first_step = record.step
@@ -191,6 +200,18 @@ class Driver:
             if name not in self._not_numbers:
                 self._note(f"{name} is not a number (NaN or infinite) in step {record.step}")
             self._not_numbers[name] = self._not_numbers.get(name, 0) + 1
+        now = False
+        for finding in self._gates.feed(record) if self._gates else ():
+            if finding.action == gates.WARN:
+                if finding.gate != gates.NOT_A_NUMBER:  # said above
+                    self._note(finding.line)
+                continue
+            self.stopped_by_gates.append(f"{finding.line} (watch.gates.{finding.gate}: {finding.action})")
+            self._note(self.stopped_by_gates[-1])
+            if finding.action == gates.STOP:
+                self._attempt.segment.stop_file.touch()
+            now = now or finding.action == gates.STOP_NOW
+        return now
 
     def _allowed_silence_s(self) -> float:
         """A save says nothing until it is done, so as long as one is planned to take is allowed besides."""

@@ -196,6 +196,10 @@ class Lead:
     def _conclude(self, here: Course, evidence: Evidence, excluded: list[str]) -> bool:
         """Writes what the attempt did and what is next; whether that is another attempt of this job."""
         directory = Path(self.spec.checkpoint_dir)
+        if self.driver and self.driver.stopped_by_gates and evidence.end != ends.ANOTHER_LIVE:
+            # However it ended after that: the next attempt would go on with what was not to go on.
+            lines = [line for line in evidence.lines if line not in self.driver.stopped_by_gates]
+            evidence = Evidence(ends.GATE, [*self.driver.stopped_by_gates, *lines])
         if evidence.end == ends.TERMINATED and not evidence.lines:
             evidence = Evidence(ends.TERMINATED, self._slurms_words())
         reached = here.start if here.refusal else tracker.read_tracker(directory) or 0

@@ -1,4 +1,4 @@
-"""How an attempt can end. What tells which it was is in failure_signs.py."""
+"""How an attempt can end. What tells which it was is in failure_signs.py and its table, signatures.json."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ GPU_FAULT = "GPU fault"
 # A kernel did what the GPU refuses, or does not exist for this GPU: mostly software, on any node.
 KERNEL_FAULT = "GPU kernel error"
 NOT_A_NUMBER = "not a number"
+# A gate of the profile stopped it: what the metrics have become (run/gates.py).
+GATE = "stopped by a gate"
 NODE_LOST = "node lost"
 # A process of the trainer ended on its own; what it said, if anything, is another class.
 PROCESS_DIED = "a trainer process died"

@@ -8,63 +8,26 @@ step is done no text alone makes a failure one that trying again cannot help.
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dsv4kit.run import ends
 from dsv4kit.run.driver_log import TRAINED_STEP, Source, clean, is_trainers, source_of
 from dsv4kit.run.ends import Evidence
 
-# First match wins, so causes stand before the symptoms they bring about (a full disk also loses actors). verl warns of
-# every optional package it does not find, quoting the exception: only `Name: text`, as Python ends a traceback, counts.
-_SIGNS = (
-    (ends.STORAGE_FULL, r"No space left on device|Disk quota exceeded|OutOfDiskError|\[Errno (28|122)\]"),
-    (ends.STORAGE, r"Input/output error|Stale (NFS )?file handle|Read-only file system|\[Errno (5|30|116)\]"),
-    (ends.STORAGE, r"Transport endpoint is not connected|Cannot send after transport endpoint shutdown"),
-    (ends.OUT_OF_GPU_MEMORY, r"CUDA out of memory|torch\.OutOfMemoryError|CUDA error: out of memory"),
-    (ends.OUT_OF_GPU_MEMORY, r"No available memory for the cache blocks|Free memory on device .* is less than desired"),
-    (ends.OUT_OF_HOST_MEMORY, r"OutOfMemoryError: Task was killed|ray\.exceptions\.OutOfMemoryError|\bMemoryError\b"),
-    (ends.OUT_OF_HOST_MEMORY, r"Cannot allocate memory|oom[_-]kill|Out of memory: Killed process"),
-    (ends.GPU_FAULT, r"uncorrectable (ECC|NVLink) error|GPU has fallen off the bus|\bXid\b|CUDA error: unknown error"),
-    (ends.GPU_FAULT, r"CUDA error: (hardware stack|device-side fault|an uncorrectable)|NVML: Unknown Error"),
-    (ends.GPU_FAULT, r"(no CUDA-capable device is detected|CUDA driver initialization failed)"),
-    (
-        ends.KERNEL_FAULT,
-        r"illegal memory access|CUDA_ERROR_ILLEGAL_ADDRESS|"
-        r"CUDA error: (misaligned address|an illegal instruction|unspecified launch)",
-    ),
-    (ends.KERNEL_FAULT, r"device-side assert triggered|CUBLAS_STATUS_|CUDNN_STATUS_|no kernel image is available"),
-    (
-        ends.CONFIGURATION,
-        r"Could not override|hydra\.errors\.\w+: |omegaconf\.errors\.\w+: |unexpected keyword argument",
-    ),
-    (ends.CONFIGURATION, r"(ModuleNotFoundError|HFValidationError): |not supported and SGLang also not Found"),
-    (ends.CONFIGURATION, r"ImportError: (cannot import name|.*cannot open shared object file|.*undefined symbol)"),
-    (ends.CONFIGURATION, r"OSError: .*cannot open shared object file|OSError: .*undefined symbol"),
-    (ends.CONFIGURATION, r"DEEPGEMM_MXFP4\b.*SM90|Invalid experimental attention variant"),
-    (ends.CONFIGURATION, r"PermissionError: |\[Errno 13\]"),
-    (
-        ends.NOT_A_NUMBER,
-        r"(loss|grad(ient)?(_norm)?|reward|logits?|probs?|tensor)\b.{0,40}\b(nan|inf)\b|found (NaN|Inf) in",
-    ),
-    (ends.NOT_A_NUMBER, r"probability tensor contains either `inf`, `nan`"),
-    (ends.COLLECTIVE_TIMEOUT, r"Watchdog caught collective operation timeout|Timeout waiting for .*collective"),
-    (ends.COLLECTIVE_TIMEOUT, r"Timed out waiting \d+ms for (recv|send)|collective operation timeout: WorkNCCL"),
-    (ends.NETWORK, r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|Gloo connectFullMesh failed"),
-    (ends.NETWORK, r"Connection (timed out|reset by peer|refused)|Network is unreachable|No route to host|Broken pipe"),
-    (ends.NETWORK, r"RendezvousConnectionError|DistNetworkError|DistStoreError|IBV_WC_|ibv_poll_cq"),
-    (
-        ends.NODE_LOST,
-        r"Owner's node has crashed|node.*has been marked dead|NodeDiedError|raylet.*died|its node has died",
-    ),
-    (ends.PROCESS_DIED, r"ActorDiedError|The actor died|ActorUnavailableError|WorkerCrashedError|EngineDeadError"),
-    (ends.PROCESS_DIED, r"ChildFailedError|exitcode *: *-?\d+"),
-)
-_PATTERNS = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _SIGNS]
-_RANK = {name: number for number, name in reversed(list(enumerate(name for name, _ in _SIGNS)))}
+# verl warns of every optional package it does not find, quoting the exception: only `Name: text`, as Python ends a
+# traceback, counts in the patterns.
+SIGNATURES: list[dict[str, str]] = json.loads(Path(__file__).with_name("signatures.json").read_text(encoding="utf-8"))[
+    "signatures"
+]
+"""The table, in its order: `end`, `pattern`, `source`, `example`."""
+_PATTERNS = [(row["end"], re.compile(row["pattern"], re.IGNORECASE)) for row in SIGNATURES]
+_RANK = {name: number for number, (name, _) in reversed(list(enumerate(_PATTERNS)))}
 _EXCEPTION = re.compile(r"\b\w*(Error|Exception): ")
 # Ray's traceback of what failed elsewhere: ray::WorkerDict.update_actor() (pid=8, ip=10.0.0.3, actor_id=...)
 _REMOTE = re.compile(r"ray::(?P<name>[\w.]+)\(?\)? \(pid=(?P<pid>\d+), ip=(?P<ip>[0-9a-f.:]+)")

@@ -18,6 +18,7 @@ import gzip
 import os
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -188,5 +189,5 @@ def _extracted(bundle: Path, root: Path) -> Iterator[tuple[str, int]]:
 def _reading(bundle: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
         raise BrokenBundleError(f"{type(error).__name__}: {error}") from None

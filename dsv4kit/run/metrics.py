@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,7 @@ _VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 # What training goes by; other metrics may well be undefined in a step.
 _MUST_BE_NUMBERS = re.compile(r"(^|[/_])(loss|grad_norm)$|^critic/(score|rewards)/mean$")
+_LARGEST = sys.float_info.max
 _NUMBERS = frozenset((float, int, bool, type(None)))
 # Made once: a long run has ten thousand lines of a hundred values.
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
@@ -59,6 +61,11 @@ class StepMetrics:
     def trained(self) -> bool:
         """Whether the step was trained here, and not only validated."""
         return any(name in self.data for name in _TRAINED)
+
+    def number(self, name: str) -> float | None:
+        """The value where it is a finite number."""
+        value = self.data.get(name)
+        return value if value is not None and math.isfinite(value) else None
 
     @property
     def not_numbers(self) -> list[str]:
@@ -82,9 +89,18 @@ def parse_line(line: bytes | str) -> StepMetrics | None:
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return None
     data = record["data"]
-    if not _NUMBERS.issuperset(map(type, data.values())):
-        data = {name: value for name, value in data.items() if type(value) in _NUMBERS}
+    if not all(map(_is_usual, data.values())):
+        data = {name: _usable(value) for name, value in data.items() if type(value) in _NUMBERS}
     return StepMetrics(step, data)
+
+
+def _is_usual(value: object) -> bool:
+    return type(value) is float and -_LARGEST <= value <= _LARGEST
+
+
+def _usable(value: float | None) -> float | None:
+    """None also for what is infinite, and for an integer that no float can hold."""
+    return value if value is not None and -_LARGEST <= value <= _LARGEST else None
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:

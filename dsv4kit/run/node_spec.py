@@ -64,7 +64,8 @@ class NodeSpec:
     `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `keep_last`, `keep_every` and
     `keep_best` say which checkpoints stay (`checkpoint.retention`); where the first is None, as in runs of older kits,
     all do. `kernels` is None where each segment compiles its own. `needs` is what the packages inside have to have
-    (`model`, `recipe`, `fields`, `asked`: see plugin/needs.py); empty: nothing is looked for.
+    (`model`, `recipe`, `fields`, `asked`: see plugin/needs.py); empty: nothing is looked for. `gates`: what the metrics
+    must not become (run/gates.py); empty: anything.
     """
 
     run: str
@@ -96,6 +97,7 @@ class NodeSpec:
     keep_best: int | None = None
     needs: dict[str, Any] = field(default_factory=dict)
     kernels: KernelCaches | None = None
+    gates: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, run: RunDir) -> NodeSpec:

@@ -67,6 +67,8 @@ def decide(
         return CONTINUE, "the other job goes on"
     if reached >= total:
         return FINISHED, f"step {reached} of {total} is saved"
+    if end == ends.GATE:
+        return STOP, f"{end}, at step {reached} of {total}"
     if reached > start:
         return CONTINUE, f"step {reached} of {total} is saved"
     if end in ends.FATAL:

@@ -3,7 +3,7 @@
 It resumes from the tracker, makes a step in STAND_IN_STEP_S seconds, saves FSDP-shaped checkpoints, writes metrics, and
 misbehaves on request: STAND_IN_FAULT="KIND@STEP" (crash, hang, oom, nan, no-save), once per run unless "KIND@STEP!".
 Before it begins it says STAND_IN_SAYS. STAND_IN_GATE="STEP:FILE": the step begins when the file is there, however long
-that takes.
+that takes. STAND_IN_METRICS='{"STEP": {"name": value}}' is put into a step's metrics.
 """
 
 import json
@@ -64,6 +64,12 @@ def wait_at_gate(step: int) -> None:
         time.sleep(0.05)
 
 
+def stop_requested() -> bool:
+    """Whether the segment is asked to end at a step boundary, as the kit's plugin looks for it."""
+    attempt = os.environ.get("DSV4KIT_ATTEMPT_DIR")
+    return attempt is not None and (Path(attempt).parent / "STOP").exists()
+
+
 def main() -> int:
     """One run of the driver, up to the last step."""
     directory = Path(argument("trainer.default_local_dir"))
@@ -100,12 +106,18 @@ def main() -> int:
                 save(directory, step, ranks)
             data = {"training/global_step": step, "critic/score/mean": step / 100, "timing_s/step": 0.2}
             data |= {"actor/grad_norm": None if fault == "nan" else 1.0}
+            data |= json.loads(os.environ.get("STAND_IN_METRICS", "{}")).get(str(step), {})
             metrics.write(json.dumps({"step": step, "data": data}) + "\n")
             metrics.flush()
             print(
                 f"(TaskRunnerV1 pid=1) step:{step} - training/global_step:{step} - critic/score/mean:{step / 100}",
                 flush=True,
             )
+            if stop_requested() and step < total:
+                save(directory, step, ranks)
+                stopped = Path(os.environ["DSV4KIT_ATTEMPT_DIR"], "stopped.json")
+                stopped.write_text(json.dumps({"step": step, "reason": "stop requested"}))
+                return 0
     return 0
 
 

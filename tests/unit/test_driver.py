@@ -192,3 +192,40 @@ def test_each_start_draws_noise_of_its_own_unless_the_samples_have_their_seeds(t
     late = command(node_spec(tmp_path, rollout_seed=42), 10**6, 10**6 + 1)[-1]
     assert 0 <= int(late.removeprefix(key)) < 2**31
     assert not any(key in word for word in command(node_spec(tmp_path, rollout_seed=None), 40, 80))
+
+
+GATES = {
+    "mode": "act",
+    "not_a_number": {"action": "stop_now", "in_a_row": 2},
+    "agreement": {"action": "stop", "in_a_row": 1, "least": 0.999},
+}
+
+
+def test_a_gate_that_stops_now_ends_the_driver_and_says_why(tmp_path: Path) -> None:
+    bad = '{"1": {"actor/grad_norm": null}, "2": {"actor/grad_norm": null}}'
+    gate = tmp_path / "never"
+    ended = drive(tmp_path, spec=node_spec(tmp_path, gates=GATES), STAND_IN_METRICS=bad, STAND_IN_GATE=f"3:{gate}")
+    assert ended.ended_as == ends.GATE
+    assert ended.evidence == [
+        "actor/grad_norm not a number (NaN or infinite) in step 2, 2 steps in a row"
+        " (watch.gates.not_a_number: stop_now)"
+    ]
+
+
+def test_a_gate_at_a_boundary_asks_the_trainer_to_save_and_end(tmp_path: Path) -> None:
+    bad = '{"1": {"training/rollout_actor_probs_pearson_corr": 0.97}}'
+    notes: list[str] = []
+    gate = tmp_path / "STOP"  # the second step begins when the segment has been asked to end
+    ended = drive(
+        tmp_path,
+        spec=node_spec(tmp_path, gates=GATES),
+        notes=notes,
+        STAND_IN_METRICS=bad,
+        STAND_IN_GATE=f"2:{gate}",
+        DSV4KIT_ATTEMPT_DIR=str(tmp_path / "attempt-0"),
+    )
+    assert (ended.exit_status, ended.ended_as) == (0, None)
+    assert tracker.read_tracker(tmp_path / "checkpoints") == 2
+    assert notes == [
+        "rollout and actor agree to 0.9700 (Pearson), below 0.999, in step 1 (watch.gates.agreement: stop)"
+    ]

@@ -1,11 +1,13 @@
 """Why a driver ended, from its log and its exit status: the class, the lines, the place."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsv4kit.run import ends
-from dsv4kit.run.failure_signs import classify, signal_name
+from dsv4kit.run.failure_signs import SIGNATURES, classify, signal_name
 
 RAY = "(TaskRunnerV1 pid=12) "
 WORKER = "(WorkerDict pid=31, ip=10.0.0.3) "
@@ -157,3 +159,25 @@ class TestTextThatProvesNothing:
 @given(st.lists(st.text(max_size=80), max_size=30), st.one_of(st.none(), st.integers(-70, 300)))
 def test_no_log_upsets_it(lines: list[str], status: int | None) -> None:
     assert classify(lines, status).end
+
+
+@pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row["example"][:50])
+def test_every_signature_of_the_table_is_known_by_its_example(row: dict[str, str]) -> None:
+    assert row["source"]
+    assert row["end"] in vars(ends).values()
+    assert re.search(row["pattern"], row["example"], re.IGNORECASE)
+    assert classify([row["example"]]).end == row["end"]
+
+
+def test_a_fault_wins_over_the_63_other_nodes_that_only_lost_their_connection() -> None:
+    echoes = [f"(WorkerDict pid={n}, ip=10.0.1.{n}) RuntimeError: Connection reset by peer" for n in range(1, 64)]
+    cause = "(WorkerDict pid=9, ip=10.0.0.3) torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    found = classify([*echoes, cause, *echoes], 1, {"10.0.0.3": "node3"})
+    assert found.end == ends.GPU_FAULT
+    assert "node3" in found.lines[0]
+
+
+@pytest.mark.parametrize("row", SIGNATURES, ids=lambda row: row["example"][:50])
+def test_no_signature_counts_in_a_sample_that_the_model_wrote(row: dict[str, str]) -> None:
+    log = [f"{REWARD}[prompt] 1+1", f"{REWARD}[response] {row['example']}", f"{REWARD}{row['example']}"]
+    assert classify([*log, f"{RAY}something else"], 1).end == ends.UNKNOWN

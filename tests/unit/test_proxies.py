@@ -11,7 +11,9 @@ import yaml
 from dsv4kit.cli import main
 from dsv4kit.config.loading import HERE, SITES, combinations, load_settings, load_site, load_yaml, names
 from dsv4kit.launch.proxies import suggestion
+from dsv4kit.run import metrics
 from dsv4kit.run.directory import RunDir
+from dsv4kit.run.files import append_json
 from dsv4kit.run.outcome import CONTINUE, FINISHED, Outcome, save
 
 SITE = load_site("example-gb200-pyxis")
@@ -25,11 +27,20 @@ def made(runs: Path, name: str, hardware: str = "gb200", model: str = "dsv4-pro-
     (run / "run.yaml").write_text(yaml.safe_dump({"settings": settings.model_dump(), "site": SITE.model_dump()}))
     ended(run, CONTINUE, segment=1)
     ended(run, FINISHED, segment=2)
+    agreed(run, 0.9995, 0.9992)
     return run
 
 
 def ended(run: Path, following: str, segment: int) -> None:
     save(Outcome(segment, 0, "7", 0, 2, 2, "steps saved", following, ""), RunDir(run).segment(segment))
+
+
+def agreed(run: Path, *values: float) -> None:
+    """The steps of its one attempt, each with what rollout and actor agreed to."""
+    metrics_file = RunDir(run).segment(2).attempt(0).metrics_file
+    metrics_file.unlink(missing_ok=True)
+    for step, value in enumerate(values, 1):
+        append_json(metrics_file, {"step": step, "data": {metrics.GLOBAL_STEP: step, metrics.PEARSON: value}})
 
 
 def changed(run: Path, *keys: str, value: object) -> None:
@@ -89,6 +100,12 @@ def test_nor_one_elsewhere_with_another_image_unfinished_or_damaged(tmp_path: Pa
     assert suggested(tmp_path) != ""
     made(tmp_path, "good")
     assert suggested(tmp_path) == ""
+
+
+@pytest.mark.parametrize("agreement", [(0.9995, 0.97), ()])
+def test_nor_one_whose_rollout_and_actor_disagreed_or_never_said(tmp_path: Path, agreement: tuple[float, ...]) -> None:
+    agreed(made(tmp_path, "one"), *agreement)
+    assert suggested(tmp_path) != ""
 
 
 def test_nothing_is_suggested_for_what_is_small_itself(tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from file_queue import Cluster
 from dsv4kit.config.loading import Override
 from dsv4kit.errors import UserError
 from dsv4kit.launch import ownership
+from dsv4kit.launch.changes import Asked
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import read_record
 from dsv4kit.launch.submission import Submission
+from dsv4kit.run import ends, outcome
 from dsv4kit.run.directory import RunDir
 
 
@@ -231,3 +233,19 @@ def test_the_kits_code_can_be_renewed_and_an_older_kits_node_json_gets_no_new_ke
     assert json.loads(path.read_text()) == {**spec, "sample_interval_s": 9}
     assert "changed: kit: " in say("status", "first")
     assert sorted(entry.name for entry in cluster.run.path.iterdir() if "kit" in entry.name) == ["kit", "kit.1"]
+
+
+def test_a_run_that_a_gate_stopped_goes_on_only_where_its_user_says_how(
+    cluster: Cluster, say: Callable[..., str]
+) -> None:
+    say("cancel", "first")
+    line = "rollout and actor agree to 0.9700 (Pearson), below 0.999, in step 2 (watch.gates.agreement: stop)"
+    stopped = outcome.Outcome(1, 0, "1", 0, 4, 2, ends.GATE, outcome.STOP, "stopped by a gate", [line])
+    cluster.run.segment(1).attempt(0).path.mkdir(parents=True, exist_ok=True)
+    cluster.run.segment(1).cancel_file.unlink()
+    outcome.save(stopped, cluster.run.segment(1))
+    with pytest.raises(UserError, match=r"a gate stopped it: rollout and actor agree to 0\.97.*gates[ =]warn"):
+        Resumption(cluster.run, cluster.slurm).submit(print)
+    asked = Asked([Override("watch.gates.mode", "warn", "GATES")])
+    assert Resumption(cluster.run, cluster.slurm, asked=asked).submit(print)
+    assert json.loads(cluster.run.node_spec_file.read_text())["gates"]["mode"] == "warn"

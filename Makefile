@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench bench-bringup lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -129,6 +129,9 @@ lint: setup-dev  ## ruff, mypy --strict, shellcheck
 
 bench: setup-dev  ## measure the times that are promised; fails where one is broken
 	@$(VENV)/bin/python -m benchmarks
+
+bench-bringup: setup-dev  ## Ray's bring-up beside what people do today: 2, 4, 8, 16 nodes, half an hour
+	@$(VENV)/bin/python -m benchmarks.bringup
 
 lock: setup-dev  ## make the locks again from pyproject.toml and containers/stack.yaml
 	@./containers/make-locks.sh $(VENV)

@@ -40,8 +40,13 @@ esac
 def benchmarks(scratch: Path) -> Iterator[Benchmark]:
     """Each makes what it needs below `scratch`."""
     yield Benchmark("submit a chain of 25 segments (Slurm stubbed)", submitter(scratch / "chain"), 3.0, runs=5)
-    run = long_run(scratch / "long", segments=100, steps=40)
-    yield Benchmark("status of 100 segments x 40 steps", lambda: read_state(run, NoQueue()), runs=5)
+    yield Benchmark(
+        "submit a chain of 300 segments (Slurm stubbed)", submitter(scratch / "longest chain", 300), 20.0, runs=1
+    )
+    for segments, promise_s in ((100, 0.4), (300, 1.2)):
+        run = long_run(scratch / f"long{segments}", segments, steps=40)
+        name = f"status of {segments} segments x 40 steps"
+        yield Benchmark(name, lambda run=run: read_state(run, NoQueue()), promise_s, runs=5)  # type: ignore[misc]
     many = scratch / "many"
     for number in range(50):
         long_run(many / f"run{number}", segments=5, steps=40)
@@ -59,14 +64,14 @@ def benchmarks(scratch: Path) -> Iterator[Benchmark]:
         yield Benchmark(f"inspect a checkpoint of 512 ranks, {name}", inspection(directory), runs=5)
 
 
-def submitter(root: Path) -> Callable[[], object]:
-    """Submits another run of 25 segments at each call, to clients that answer at once."""
+def submitter(root: Path, segments: int = 25) -> Callable[[], object]:
+    """Submits another run of so many segments at each call, to clients that answer at once."""
     (root / "jobs").mkdir(parents=True)
     (root / "number").write_text("0")
     for name in ("sbatch", "squeue", "scancel"):
         (root / name).write_text(CLIENT)
         (root / name).chmod(0o755)
-    resolved = load_settings("cpu", "tiny", "grpo", [Override("schedule.steps", 100, "bench")])
+    resolved = load_settings("cpu", "tiny", "grpo", [Override("schedule.steps", 4 * segments, "bench")])
     assert resolved.settings.schedule.segment_steps == 4
     slurm = Slurm({"PATH": f"{root}:/usr/bin:/bin"})
     numbers = itertools.count(1)
@@ -74,7 +79,7 @@ def submitter(root: Path) -> Callable[[], object]:
     def submit() -> None:
         run = RunDir(root / "runs" / f"run{next(numbers)}")
         Submission(resolved, load_site("sandbox"), run, slurm, sys.executable, "/m", "/d").submit(lambda line: None)
-        assert len(run.chain()) == 27  # two of them spare
+        assert len(run.chain()) == segments + 2  # two of them spare
 
     return submit
 

@@ -40,12 +40,18 @@ def called_through_make(yes: bool) -> None:
 
 
 def command(verb: str, **variables: object) -> str:
-    """`make status RUN=x` for whoever calls make, else `dsv4kit status --run x`; make has no path to the program."""
-    words = {name: str(value) for name, value in variables.items()}
+    """`make status RUN=x` for whoever calls make, else `dsv4kit status --run x`; make has no path to the program.
+
+    Several values of one variable are a tuple: make takes them as words, the program as so many options.
+    """
+    words = {
+        name: tuple(map(str, value)) if isinstance(value, tuple) else (str(value),) for name, value in variables.items()
+    }
     if _by_make and verb in TARGETS:
-        return " ".join(["make", TARGETS[verb], *(f"{name}={shlex.quote(value)}" for name, value in words.items())])
+        given = (f"{name}={shlex.quote(' '.join(values))}" for name, values in words.items())
+        return " ".join(["make", TARGETS[verb], *given])
     program = ".venv/bin/dsv4kit" if _by_make else "dsv4kit"
-    return " ".join([program, verb, *(_option(name, value) for name, value in words.items())])
+    return " ".join([program, verb, *(_option(name, value) for name, values in words.items() for value in values)])
 
 
 def _option(name: str, value: str) -> str:

@@ -169,6 +169,12 @@ hold() {
   done
 }
 
+# The container's removal: from the last word of node 0's agent, whose clock this is too, to srun's end.
+if [ -n "${DSV4KIT_STEP_ENDED:-}" ] && ended=$(value "$outcome" ended 2>/dev/null) && [ -n "$ended" ]; then
+  printf '{"phase": "container removal", "time": %s, "until": %s}\n' "$ended" "$DSV4KIT_STEP_ENDED" \
+    >>"${outcome%/*}/phases.jsonl" || true
+fi
+
 verdict=$(cat -- "$segment_dir/verdict" 2>/dev/null || true)
 if [ -z "$verdict" ] && [ -s "$outcome" ]; then verdict=$(value "$outcome" verdict); fi
 if [ -z "$verdict" ] && ! verdict=$(record_lost); then

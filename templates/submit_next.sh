@@ -2,10 +2,11 @@
 # Submits a run's next segments, where no more than so many of its jobs may be in Slurm's queue. The batch script of a
 # segment calls it as it begins and as it ends, on a host that need have no Python; everything a segment needs was written
 # when the run was submitted. What is missing and why stays in the segment's `not_submitted`; the next call tries again.
-# usage: submit_next.sh SEGMENT_DIR JOB_NAME LAST LIMIT TRIES PAUSE
-#   LAST: number of the chain's last segment; LIMIT: most jobs of the run in the queue; PAUSE: seconds between the TRIES
+# usage: submit_next.sh SEGMENT_DIR JOB_NAME LAST LIMIT TRIES PAUSE WAIT
+#   LAST: number of the chain's last segment; LIMIT: most jobs of the run in the queue; PAUSE: seconds between the TRIES;
+#   WAIT: seconds in which whoever else is at it may finish
 set -euo pipefail
-segment_dir=$1 job_name=$2 last=$3 limit=$4 tries=$5 pause=$6
+segment_dir=$1 job_name=$2 last=$3 limit=$4 tries=$5 pause=$6 wait=$7
 segments=${segment_dir%/*}
 segment=$((10#${segment_dir##*/}))
 own_job=${SLURM_JOB_ID:-}
@@ -46,10 +47,13 @@ known() {
   return 1
 }
 
-# One submitter at a time: a file that only one can make. One that is ten minutes old was left by somebody who was killed.
+# One submitter at a time: a file that only one can make. An old one was left by somebody who was killed: a job has tries
+# and pauses for up to ten minutes, while `dsv4kit submit`, whose file is empty, renews it at each job that it submits.
 claim() {
+  local age=10
   if (set -o noclobber && echo "$own_job" >"$place/submitting") 2>/dev/null; then return 0; fi
-  [ -n "$(find "$place/submitting" -mmin +10 2>/dev/null)" ] || return 1
+  [ -s "$place/submitting" ] || age=2
+  [ -n "$(find "$place/submitting" -mmin "+$age" 2>/dev/null)" ] || return 1
   mv -- "$place/submitting" "$place/.submitting.$own_job" 2>/dev/null || return 1
   rm -f -- "$place/.submitting.$own_job"
   (set -o noclobber && echo "$own_job" >"$place/submitting") 2>/dev/null
@@ -100,10 +104,20 @@ for ((next = segment + 1; next <= last && next < segment + limit; next++)); do
     previous=$id
     continue
   fi
-  if ! claim; then
-    echo "segment $segment: segment $next is not submitted: somebody else is at it, or $place cannot be written to" >&2
-    exit 0
-  fi
+  until claim; do
+    if [ "$wait" -le 0 ] || [ ! -w "$place" ]; then
+      echo "segment $segment: segment $next is not submitted: somebody else is at it, or $place cannot be written to" >&2
+      exit 0
+    fi
+    sleep 5
+    wait=$((wait - 5))
+    # By then the other may have done it, or the user have cancelled the run.
+    if [ -e "$place/cancelled.json" ]; then exit 0; fi
+    if id=$(known); then
+      previous=$id
+      continue 2
+    fi
+  done
   for ((try = 1; try <= tries; try++)); do
     if id=$(known) || id=$(submit); then
       note "$id"

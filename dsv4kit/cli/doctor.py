@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dsv4kit.cli.arguments import add_variables
@@ -13,6 +14,7 @@ from dsv4kit.cli.variables import BY_VERB
 from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
+    from dsv4kit.launch.doctor_visit import Visit
     from dsv4kit.launch.submission import Submission
     from dsv4kit.run.node_files import NodeReport
 
@@ -65,7 +67,7 @@ def _as_json(submission: Submission, visit: bool) -> int:
         state = sent.wait(lambda line: print(line, flush=True, file=sys.stderr))
         problem = sent.problem()
         shown |= {"job": sent.job_id, "state": state, "nodes": [vars(report) for report in sent.reports()]}
-        shown |= {"measured": sent.bandwidth(), "problem": problem}
+        shown |= {"measured": sent.bandwidth(), "problem": problem, "enroot": [asdict(look) for look in sent.hosts()]}
     print(json.dumps(shown, indent=1))
     return 1 if problem or any(finding["level"] == "problem" for finding in findings) else 0
 
@@ -82,9 +84,23 @@ def _visit(submission: Submission) -> bool:
     print(f"\n{node_table(reports, measured)}")
     for line in summary(reports, measured):
         print(line)
+    room = _room(submission, sent)
     if problem := sent.problem():
         print(f"problem  {problem} (job {state})")
-    return not problem
+    return room and not problem
+
+
+def _room(submission: Submission, sent: Visit) -> bool:
+    """What the nodes have for enroot, seen from outside of the container; whether it is well."""
+    from dsv4kit.image import contents
+    from dsv4kit.launch import enroot_room
+
+    image, looks = submission.site.container.image, sent.hosts()
+    unpacked = contents.unpacked_bytes(image) if image and looks else None
+    found = [finding for look in looks for finding in enroot_room.findings(look, unpacked)]
+    for well, text in found:
+        print(f"{'ok' if well else 'problem':8} {text}")
+    return all(well for well, _ in found)
 
 
 def node_table(reports: Sequence[NodeReport], measured: dict[str, Any]) -> str:

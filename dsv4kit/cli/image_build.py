@@ -9,12 +9,15 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BUILD_VARIABLES, BY_VERB, ENGINE, IMAGE, SELECTION, SET_OF_BUILD
 from dsv4kit.config import site_values
 from dsv4kit.errors import UserError
+
+if TYPE_CHECKING:
+    from dsv4kit.image.building import BuildRequest, Built
 
 ACTIONS = {
     "build": "build the image of a hardware and write its squashfs; one that is there already is used again",
@@ -48,13 +51,31 @@ def _build(args: argparse.Namespace) -> int:
 
     if not args.hw:
         raise UserError("HW is not set; for instance: make image HW=cpu")
-    built = make(BuildRequest(args.hw, _variables(args), _path(args.image), args.engine), Progress(_say))
+    request = BuildRequest(args.hw, _variables(args), _path(args.image), args.engine)
+    built = _by_job(args, request) if args.site else make(request, Progress(_say))
     if built.reused:
         _say(f"image: {built.path} is there already and has exactly this inside")
     else:
         _say(f"image: {built.path}: {built.record.size_bytes / 1e9:.2f} GB, sha256 {built.record.sha256}")
     _say(f"use it: make submit HW={args.hw} IMAGE={built.path}, or container.image of the site")
     return 0
+
+
+def _by_job(args: argparse.Namespace, request: BuildRequest) -> Built:
+    """Where nothing but a cluster's pyxis can build."""
+    from dsv4kit.config import time_limit
+    from dsv4kit.config.loading import load_site
+    from dsv4kit.image.progress import Progress
+    from dsv4kit.launch import image_job, site_choice
+    from dsv4kit.launch.slurm import Slurm
+
+    try:
+        limit = time_limit.checked(args.time or image_job.TIME)
+    except ValueError as error:
+        raise UserError(f"TIME={args.time!r}: {error}") from None
+    site = load_site(args.site)
+    site = site_choice.queued(site, {name: getattr(args, name.lower(), None) for name in site_choice.QUEUE})
+    return image_job.make(request, site, limit, Slurm(), Progress(_say))
 
 
 def _import(args: argparse.Namespace) -> int:

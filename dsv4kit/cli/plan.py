@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dsv4kit.cli.arguments import add_variables
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from dsv4kit.plan.counted.inputs import Question
     from dsv4kit.plan.fitted.site_constants import SiteConstants
     from dsv4kit.plan.levers import Lever
+
+Take = Callable[[Mapping[str, object]], str]
 
 _NO_PLAN = "nothing to plan: a toy model or hardware without GPUs needs no plan; submit it without one"
 
@@ -36,9 +39,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from dsv4kit.errors import UserError
 
-    if args.calibrate:
-        return _calibrate(args.calibrate, args.site)
     try:
+        if args.forget:
+            return _forget(args.forget, _site_name(args.site), args.json)
+        if args.calibrate:
+            return _calibrate(args.calibrate, _site_name(args.site), bool(args.dry_run), args.json)
+        if args.dry_run:
+            raise UserError("DRY_RUN: goes with CALIBRATE=RUN_DIR; a plan without it changes nothing anyway")
         return _compare(args) if args.compare else _one(args)
     except UserError as error:
         if args.json:
@@ -69,7 +76,7 @@ def _one(args: argparse.Namespace) -> int:
     refused = _refused_split(case)
     if refused is None:
         refuse(case)
-        return _plan(asked, case, site, args.json, args.explain)
+        return _plan(asked, case, site, args.json, args.explain, _taking(args))
     return _other_split(asked, case, site, refused, args.json)
 
 
@@ -81,20 +88,41 @@ def _refused_split(case: Case) -> str | None:
     return found.line if found else None
 
 
-def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool) -> int:
+def _taking(args: argparse.Namespace) -> Take:
+    """The submission as it was asked for, with some variables set besides."""
+    from dsv4kit import hints
+    from dsv4kit.cli.variables import FREE, IMAGE, SELECTION, SETTINGS
+
+    given: dict[str, object] = {}
+    for variable in (*SELECTION, IMAGE, *SETTINGS, *FREE):
+        value = getattr(args, variable.dest)
+        if value:
+            given[variable.name] = tuple(value) if variable.many else value
+
+    def take(changed: Mapping[str, object]) -> str:
+        words = (*given.get("SET", ()), *changed.get("SET", ()))  # type: ignore[misc]
+        return hints.command("submit", **{**given, **changed, **({"SET": words} if words else {})})
+
+    return take
+
+
+def _plan(asked: Question, case: Case, site: SiteConstants, as_json: bool, with_formulas: bool, take: Take) -> int:
     from dsv4kit.plan.core import evaluate
 
     plan = evaluate(asked, site.coefficients, site.points)
     least = None if plan.verdict.fits else _least(asked, case, site)
     if as_json:
         from dsv4kit.plan.shown import as_json as form
+        from dsv4kit.plan.shown.recommended import recommended
 
-        _print_json(form.as_json(plan, _levers(plan, case)) | {"least_nodes": least})
+        found = _levers(plan, case)
+        told = [{"what": x.what, "command": take(x.variables)} for x in recommended(plan, found)]
+        _print_json(form.as_json(plan, found) | {"least_nodes": least, "recommended": told})
     else:
         from dsv4kit.plan.shown.table import render
 
         shown = _levers(plan, case) if plan.verdict.verdict != "fit" or with_formulas else ()
-        print(render(plan, shown, least))
+        print(render(plan, shown, least, take))
         if with_formulas:
             from dsv4kit.plan.shown.explain import explain
 
@@ -123,18 +151,17 @@ def _other_split(asked: Question, case: Case, site: SiteConstants, refused: str,
         from dsv4kit.plan.shown.table import render
 
         print(f"{_REFUSED}{refused}")
-        print(f'planned instead: SET="{as_set(changed)}"\n')
+        print(f'planned instead: SET="{as_set(changed)}"')
         print(render(plan, () if plan.verdict.verdict == "fit" else _levers(plan, case), least))
     return _IMPOSSIBLE
 
 
 def _least(asked: Question, case: Case, site: SiteConstants) -> int | None:
-    """The least count of more nodes that would do; up to four times as many are tried."""
+    """The least count of more nodes that would do."""
     from dsv4kit.feasibility.refusals import allows
     from dsv4kit.plan.node_counts import least_nodes
 
-    nodes = asked.parallel.nodes
-    return least_nodes(asked, site.coefficients, allows(case), nodes + 1, 4 * nodes)
+    return least_nodes(asked, site.coefficients, allows(case), asked.parallel.nodes + 1)
 
 
 def _min_nodes(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> int:
@@ -171,9 +198,12 @@ def _compare(args: argparse.Namespace) -> int:
     from dsv4kit.plan.shown.comparison import Compared, as_rows, render
 
     rows = []
-    for word in args.compare.split(","):
+    words = args.compare.split(",")
+    # One model and recipe for all of them: what was named, or what the first hardware has.
+    same = _of_the_first(args, args.hw or words[0].strip().partition(":")[0])
+    for word in words:
         hardware, _, nodes = word.strip().partition(":")
-        own = argparse.Namespace(**{**vars(args), "hw": hardware, "nodes": nodes or args.nodes})
+        own = argparse.Namespace(**{**vars(args), **same, "hw": hardware, "nodes": nodes or args.nodes})
         try:
             chosen = selection(own)
             case = chosen.case()
@@ -200,6 +230,19 @@ def _compare(args: argparse.Namespace) -> int:
     else:
         print(render(rows))
     return 0 if any(row.plan and row.plan.verdict.fits for row in rows) else _IMPOSSIBLE
+
+
+def _of_the_first(args: argparse.Namespace, hardware: str) -> dict[str, str]:
+    from dsv4kit.config.loading import hardware_defaults
+    from dsv4kit.errors import UserError
+
+    try:
+        defaults = hardware_defaults(hardware)
+    except UserError:
+        if ":" not in args.compare:
+            raise
+        return {}
+    return {name: getattr(args, name) or defaults[name] for name in ("model", "recipe") if name in defaults}
 
 
 def _print_json(content: object) -> None:
@@ -240,32 +283,61 @@ def _search(asked: Question, case: Case, site: SiteConstants, as_json: bool) -> 
     return 0 if any(candidate.verdict != "no" for candidate in found) else _IMPOSSIBLE
 
 
-def _calibrate(run_dir: str, site: str | None) -> int:
+def _site_name(site: str | None) -> str | None:
+    from dsv4kit.config.loading import load_site
+
+    return load_site(site).name if site and site.endswith((".yaml", ".yml")) else site
+
+
+def _calibrate(run_dir: str, site: str | None, dry_run: bool, as_json: bool) -> int:
     from pathlib import Path
 
     from dsv4kit.config.frozen import frozen_settings
-    from dsv4kit.config.loading import load_site
     from dsv4kit.errors import UserError
     from dsv4kit.launch.run_dir import read_record
-    from dsv4kit.plan.fitted.calibration import calibrate
+    from dsv4kit.plan.fitted.calibration import calibrate, shape_of
+    from dsv4kit.plan.fitted.measured import Shape
     from dsv4kit.plan.from_settings import question
+    from dsv4kit.plan.shown import fit_table
     from dsv4kit.run.directory import RunDir
 
     run = RunDir(Path(run_dir))
     record = read_record(run)
-    path = run.record_file
     try:
         settings = frozen_settings(record["settings"])
         there = str(record["site"]["name"])
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path}: not that of a run of this kit") from None
-    if site and site.endswith((".yaml", ".yml")):
-        site = load_site(site).name
+        raise UserError(f"{run.record_file}: not that of a run of this kit") from None
     asked = question(settings)
-    if asked is None:
-        raise UserError(f"{path}: its model has no geometry; there is nothing to fit")
-    values, kept = calibrate(Path(run_dir), asked, site or there)
-    for name, value in values.items():
-        print(f"{name} = {value:.6g}")
-    print(f"kept in {kept}; `dsv4kit plan` uses it for the site {site or there}")
+    shape = (
+        shape_of(asked)
+        if asked
+        else Shape(settings.schedule.nodes, "sft" not in settings.recipe.module, settings.schedule.save_freq)
+    )
+    found = calibrate(Path(run_dir), asked, shape, settings.hardware.name, site or there, dry_run)
+    if as_json:
+        _print_json(fit_table.as_json(found))
+        return 0
+    print(fit_table.render(found))
+    if dry_run:
+        print(f"\nnothing was kept; without DRY_RUN it goes into {found.path}")
+    else:
+        print(f"\nkept in {found.path}: plans for the site {found.site} go by it. To undo: {_undo(found.run)}")
+    return 0
+
+
+def _undo(run: str) -> str:
+    from dsv4kit import hints
+
+    return hints.command("plan", FORGET=run)
+
+
+def _forget(run: str, site: str | None, as_json: bool) -> int:
+    from dsv4kit.plan.fitted.calibration import forget
+
+    changed = forget(run, site)
+    if as_json:
+        _print_json({"forgotten": run, "files": list(map(str, changed))})
+    else:
+        print("\n".join(f"{path}: nothing of {run} is in it any more" for path in changed))
     return 0

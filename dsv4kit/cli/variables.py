@@ -105,6 +105,8 @@ SEARCH = Variable("SEARCH", "the best legal layouts for these nodes", flag=True)
 MIN_NODES = Variable("MIN_NODES", "the least nodes on which a layout fits, and that layout", flag=True)
 COMPARE = Variable("COMPARE", "hardware and nodes side by side, e.g. h100:64,gb200:64")
 CALIBRATE = Variable("CALIBRATE", "directory of a run: fit the site's constants to it, and keep them")
+DRY_RUN_OF_FIT = Variable("DRY_RUN", "with CALIBRATE: show what would be fitted, keep nothing", flag=True)
+FORGET = Variable("FORGET", "name of a run: take what was fitted to it out of the constants again")
 FOLLOW = Variable("FOLLOW", "stay and show progress until the run ends", flag=True)
 TORCH_INDEX = Variable("TORCH_INDEX", "package index with CPU builds of torch, for HW=cpu")
 IMAGE = Variable("IMAGE", "squashfs image to run in (bubblewrap, where the site has no containers), or to write")
@@ -125,6 +127,11 @@ QUEUE = (
     Variable("ACCOUNT", "account, in place of the site's"),
     Variable("EXCLUDE", "nodes no job may have, e.g. node[3-5],node9"),
     Variable("CHAIN", "most jobs of the run in the queue; each segment submits the next ones; default: all at once"),
+)
+JOB_OF_BUILD = (
+    Variable("SITE", "cluster whose pyxis builds it, in a job: a name in slurm/sites or a YAML file"),
+    *(variable for variable in QUEUE if variable.name != "CHAIN"),
+    Variable("TIME", "Slurm time limit of that job; default 6:00:00"),
 )
 KIT = Variable("KIT", "new: the next segments run the code of this clone, not the run's own copy")
 OF_DATA = (
@@ -174,11 +181,14 @@ FROM = Variable("FROM", "run[@step]: a new run with that one's settings, from it
 SEGMENT = Variable("SEGMENT", "segment whose log to show; default: the latest")
 ALL = Variable("ALL", "the whole log; else the last megabyte", flag=True)
 
+COUNTS = (MIN_NODES, COMPARE)
+FIT = (CALIBRATE, DRY_RUN_OF_FIT, FORGET)
+
 BY_VERB: Mapping[str, tuple[Variable, ...]] = {
-    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, MIN_NODES, COMPARE, CALIBRATE),
+    "plan": (*SELECTION, IMAGE, *SETTINGS, *FREE, JSON, EXPLAIN, SEARCH, *COUNTS, *FIT),
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, FROM, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
-    "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, SET_OF_BUILD),
+    "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, *JOB_OF_BUILD, SET_OF_BUILD),
     "prepare data": OF_DATA,
     "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),

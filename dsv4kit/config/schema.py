@@ -270,6 +270,15 @@ class Ray(Section):
     ready_deadline_s: PositiveInt = Field(description="all nodes must have joined by then, or the segment ends")
 
 
+class KeptKernels(Section):
+    """What was compiled in one segment is there in the next."""
+
+    enabled: bool = Field(default=True, description="kernels are kept between the segments of a run")
+    limit_gib: PositiveFloat = Field(
+        default=4.0, description="of all that is kept, on the shared file system and in each node's scratch"
+    )
+
+
 Action = Literal["warn", "stop", "stop_now"]
 
 
@@ -454,6 +463,7 @@ class Settings(Section):
     schedule: Schedule
     ray: Ray
     watch: WatchLimits
+    kernel_cache: KeptKernels = Field(default=KeptKernels(), description="compiled kernels, kept between segments")
     parallel: Parallel = Field(default=Parallel(), description="how the model is split over the GPUs")
     optimizer: Optimizer = Field(default=Optimizer(), description="where optimizer state lives, and in what precision")
     engine: VerlEngine = Field(default=VerlEngine(), description="what trains")

@@ -54,13 +54,17 @@ def make(request: BuildRequest, progress: Progress) -> Built:
     machine = hardware_of(request.hardware)
     architecture = architecture_of(machine)
     variables = dict(request.variables)
+    if variables.get("BASE_IMAGE", "").startswith("/"):
+        raise UserError(
+            f"BASE_IMAGE={variables['BASE_IMAGE']!r}: a squashfs is a base for building by a job alone (SITE=...)"
+        )
     stack = stack_for(request.hardware, variables.get("STACK") or None)
     local_base = None
     if not variables.get("BASE_IMAGE") and stack.base.digest is None and base.suite_of(stack.base.image):
         local_base = variables["BASE_IMAGE"] = base.local_name(stack.base.image, architecture)
-    with _context(request.hardware, variables) as context:
+    with context_of(request.hardware, variables) as context:
         out = (request.out or default_path(context)).absolute()
-        if found := _reusable(out, context):
+        if found := reusable(out, context):
             return Built(out, found, reused=True)
         if os.path.lexists(out):
             known = record.load(out)
@@ -126,7 +130,8 @@ def one_at_a_time(progress: Progress) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _context(hardware: str, variables: Mapping[str, str]) -> Iterator[BuildContext]:
+def context_of(hardware: str, variables: Mapping[str, str]) -> Iterator[BuildContext]:
+    """The build's context, for as long as it is needed."""
     directory().mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="context-", dir=directory()))
     try:
@@ -135,7 +140,8 @@ def _context(hardware: str, variables: Mapping[str, str]) -> Iterator[BuildConte
         remove_tree(made)
 
 
-def _reusable(out: Path, context: BuildContext) -> Record | None:
+def reusable(out: Path, context: BuildContext) -> Record | None:
+    """The record of an image that is there already and has exactly this inside."""
     found = record.load(out)
     if found and (found.stack_hash, found.architecture) == (context.stack_hash, context.architecture):
         return found

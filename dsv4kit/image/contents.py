@@ -15,6 +15,9 @@ MANIFEST = "opt/dsv4kit/manifest.json"
 _PROGRAMS = ("usr/bin/bash", "bin/bash", "usr/bin/busybox", "bin/busybox")
 _MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}
 _PATIENCE_S = 20
+# All names of an image: 2 s for 87,000 of them.
+_LISTING_S = 120
+_ROOT = "image"
 # Parts of the manifest whose structure is checked when they are present.
 _SHAPES = {
     "features": dict,
@@ -57,6 +60,42 @@ def read(image: str, path: str) -> bytes | None:
             raise UnreadableError(f"{image}: not looked into: {said[0]}")
         raise UserError(f"{image}: damaged, copy it again: {said[0]}")
     return done.stdout if done.returncode == 0 else None
+
+
+def listed(image: str, *paths: str) -> dict[str, str]:
+    """Path -> what it is a link to (`` for none), of those of `paths` that are in the image, without the leading `/`.
+
+    Raises UnreadableError where nothing here can look into it.
+    """
+    found = {}
+    for line in _listing(image, *paths):
+        name, _, target = line.partition(f"{_ROOT}/")[2].partition(" -> ")
+        if name in paths:
+            found[name] = target
+    return found
+
+
+def unpacked_bytes(image: str) -> int | None:
+    """Bytes of all files of the image; None where nothing here can look into it."""
+    try:
+        lines = _listing(image)
+    except UserError:
+        return None
+    sizes = [line.split(None, 3)[2] for line in lines if line.startswith("-")]
+    return sum(int(size) for size in sizes if size.isdecimal())
+
+
+def _listing(image: str, *paths: str) -> list[str]:
+    try:
+        argv = ["unsquashfs", "-d", _ROOT, "-lln", image, *paths]
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_LISTING_S
+        )
+    except FileNotFoundError:
+        raise UnreadableError(f"{image}: not looked into: there is no unsquashfs here (squashfs-tools)") from None
+    except subprocess.TimeoutExpired:
+        raise UnreadableError(f"{image}: unsquashfs gave no answer in {_LISTING_S} s") from None
+    return done.stdout.splitlines()
 
 
 def architecture(image: str) -> str | None:

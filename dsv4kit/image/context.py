@@ -149,7 +149,8 @@ def _base(stack: Stack, given: str | None) -> str:
     how = f"skopeo inspect --format '{{{{.Digest}}}}' docker://{base.image} prints the digest"
     if given is None:
         raise UserError(f"BASE_IMAGE: not set; {base.image}@sha256:... is wanted; {how}")
-    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", given):
+    # A squashfs by its path and sum: what a job on a cluster without a registry builds on.
+    if not re.fullmatch(r"(/|[a-z0-9])[A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", given):
         raise UserError(f"BASE_IMAGE={given!r}: not the name of an image; {base.image}@sha256:... is wanted; {how}")
     if "@" not in given and not given.startswith(_LOCAL):
         raise UserError(f"BASE_IMAGE={given!r}: without a digest it can mean another image tomorrow; {how}")

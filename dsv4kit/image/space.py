@@ -11,6 +11,13 @@ from dsv4kit.errors import UserError
 # is for the wheels while pip installs them. cuda: estimated: a CUDA development base of 10, 15 of packages, the same
 # again while layers are written, compilers' scratch; zstd halves what is inside.
 _NEEDS_GB = {"cpu": (5.0, 1.5), "cuda": (80.0, 20.0)}
+# Of a build by a job: wheels and compilers' scratch on the node's disk; the container's own files are enroot's.
+_SCRATCH_GB = {"cpu": 4.0, "cuda": 40.0}
+
+
+def scratch(device: str) -> float:
+    """GB of temporary files on the node where a job builds an image of that device."""
+    return _SCRATCH_GB[device]
 
 
 def needs(device: str) -> tuple[float, float]:

@@ -66,6 +66,9 @@ def submit_segments(
                 write_text(run.segment(link.segment).submitting_file, "")
         for link in now:
             after = done[-1].job_id if done else None
+            if len(now) < len(links):  # it lives: see submit_next.sh
+                for waiting in now[len(done) :]:
+                    run.segment(waiting.segment).submitting_file.touch()
             job_id = executor(link.segment, after).submit_prepared()
             slurm.confirm(job_id, run.job_name, after)
             done.append(ChainLink(link.segment, job_id, link.spare))

@@ -28,6 +28,7 @@ _FREE = (
     "checkpoint.keep_best",
     "watch.",
     "ray.",
+    "kernel_cache.",
     "env.",
     "loggers",
     "hardware.min_memory_gib",
@@ -53,6 +54,8 @@ _LAYOUT = (
     "engine.backend",
     "rollout.tensor_model_parallel_size",
 )
+# Keys of node.json without which an older kit does the same, only slower.
+_AIDS = ("kernels",)
 # Of the model, what is read at a start and is no part of a checkpoint.
 _MODEL_FILES = ("model.path", "model.chat_template_file")
 # Megatron's optimizer on the CPU, on the GPU, and the precision-aware one keep states of different shape.
@@ -136,7 +139,7 @@ def _among(key: str, names: Iterable[str]) -> bool:
 
 def unknown_to_kit(spec: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Keys of node.json that are to change and that the run's own kit, an older one, does not have."""
-    return [key for key in after if key not in spec and before.get(key) != after[key]]
+    return [key for key in after if key not in spec and before.get(key) != after[key] and key not in _AIDS]
 
 
 def told(spec: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from dsv4kit.errors import UserError
+from dsv4kit.launch import enroot_room
+from dsv4kit.launch.enroot_room import HostLook
 from dsv4kit.launch.executor import SegmentExecutor
 from dsv4kit.launch.freeze import freeze
 from dsv4kit.launch.render import SegmentScript
@@ -24,6 +26,7 @@ from dsv4kit.run.files import read_object
 from dsv4kit.run.node_files import NodeReport
 
 _POLL_S = 0.5
+_HOSTS = "hosts"
 # Starting a large container takes minutes, the measurement a few more at most.
 _TIME = "00:20:00"
 
@@ -61,6 +64,11 @@ class Visit:
         """What the nodes said, by name."""
         return node_files.reports(self._attempt)
 
+    def hosts(self) -> list[HostLook]:
+        """What the nodes have for enroot, by name; empty where the site has no pyxis."""
+        directory = self.run.segment(1).path / _HOSTS
+        return [enroot_room.parse(file.name, file.read_text(errors="replace")) for file in sorted(directory.glob("*"))]
+
     def bandwidth(self) -> dict[str, Any]:
         """What was measured; empty where nothing was."""
         return read_object(self._attempt.bandwidth_file)
@@ -88,7 +96,7 @@ def send(submission: Submission, root: Path) -> Visit:
     )
     freeze(run.kit)
     node_spec.write(run, spec.as_dict())
-    script = SegmentScript(settings, submission.site, run, 1)
+    script = SegmentScript(settings, submission.site, run, 1, look=str(run.segment(1).path / _HOSTS))
     executor = SegmentExecutor(run.segment(1).submitit, script, submission.python, submission.slurm)
     try:
         executor.prepare(visit, str(run.path))

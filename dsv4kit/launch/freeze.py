@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import shutil
 from pathlib import Path
 
@@ -55,19 +54,53 @@ def with_frozen_reward(settings: Settings, run: RunDir) -> Settings:
 
 
 def renew(kit: Path, back: contextlib.ExitStack) -> None:
-    """Puts this clone's node runtime in the place of the run's, which stays beside it; `back` undoes it."""
-    made = kit.with_name(f".{kit.name}.{os.getpid()}")
+    """Puts this clone's node runtime in the place of the run's, which stays beside it; `back` undoes it.
+
+    The caller says `renewed` once the run's `node.json` is for this kit, too; killed before, it is `half_renewed`.
+    """
+    made = _made(kit)
+    shutil.rmtree(made, ignore_errors=True)
     number = next(number for number in itertools.count(1) if not kit.with_name(f"{kit.name}.{number}").exists())
     old = kit.with_name(f"{kit.name}.{number}")
     try:
         freeze(made)
-        kit.rename(old)
+        _mark(kit).touch()
+        if kit.exists():
+            kit.rename(old)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
+        if kit.exists():
+            _mark(kit).unlink(missing_ok=True)
         raise
-    back.callback(old.rename, kit)
-    back.callback(shutil.rmtree, kit, ignore_errors=True)
+    back.callback(_put_back, old, kit)
     made.rename(kit)
+
+
+def renewed(kit: Path) -> None:
+    """The run's nodes are told what this kit wants to know."""
+    _mark(kit).unlink(missing_ok=True)
+
+
+def half_renewed(kit: Path) -> bool:
+    """Whether a `renew` was killed: the run may have no kit, or one that does not understand its `node.json`."""
+    return _mark(kit).exists()
+
+
+def _made(kit: Path) -> Path:
+    return kit.with_name(f".{kit.name}.new")
+
+
+def _mark(kit: Path) -> Path:
+    return kit.with_name(f".{kit.name}.renewing")
+
+
+def _put_back(old: Path, kit: Path) -> None:
+    if old.exists():
+        shutil.rmtree(kit, ignore_errors=True)
+        old.rename(kit)
+        _mark(kit).unlink(missing_ok=True)
+    else:  # the one before was killed with the old kit already set aside: the next one has to finish it
+        _mark(kit).touch()
 
 
 def _copy(source: Path, destination: Path) -> None:

@@ -67,8 +67,7 @@ def step_seconds(trained: Sequence[StepMetrics]) -> float | None:
 def last_validation(merged: Sequence[StepMetrics]) -> dict[str, float]:
     """What the last validation found, by verl's names."""
     for step in reversed(merged):
-        found = {name: value for name, value in step.data.items() if metrics.is_validation(name) and value is not None}
-        if found:
+        if found := metrics.of_validation(step):
             return found
     return {}
 

@@ -33,7 +33,7 @@ class SegmentScript:
 
     `avoid`: nodes that earlier segments found bad. `last`: number of its chain's last segment, where a segment has to
     submit those behind it; None where all are submitted at once. `image`: the file that the segment may start in, as it
-    was.
+    was. `look`: a directory for what each node has for enroot.
     """
 
     settings: Settings
@@ -43,6 +43,7 @@ class SegmentScript:
     avoid: tuple[str, ...] = ()
     last: int | None = None
     image: ImageState | None = None
+    look: str | None = None
 
     def render(self, submitit_command: str) -> str:
         """The script; `submitit_command` is the payload submitit wants run on every node."""
@@ -78,6 +79,7 @@ class SegmentScript:
                 submitit_command=submitit_command,
                 checkpoint_dir=checkpoint_dir(settings, str(self.run.path)),
                 last=self.last,
+                look=self.look if container.runtime == "pyxis" else None,
                 attempt_limit=settings.watch.max_attempts_without_progress,
             )
         )

@@ -25,7 +25,7 @@ from dsv4kit.image import fit
 from dsv4kit.launch import changes, image_state, ownership
 from dsv4kit.launch.chain import submit_segments
 from dsv4kit.launch.changes import Asked
-from dsv4kit.launch.freeze import renew
+from dsv4kit.launch.freeze import half_renewed, renew, renewed
 from dsv4kit.launch.run_dir import read_record, write_record
 from dsv4kit.launch.slurm import Slurm
 from dsv4kit.launch.state import read_state
@@ -60,6 +60,9 @@ class Resumption:
         except LeaseHeldError as error:
             raise UserError(f"RUN={self.run.name}: another `resume` of it is under way: {_who(error.owner)}") from None
         try:
+            if half_renewed(self.run.kit):
+                _tell(progress, f"run {self.run.name}: a `resume` with KIT=new was killed; the kit is renewed now")
+                return dataclasses.replace(self, asked=dataclasses.replace(self.asked, new_kit=True))._submit(progress)
             return self._submit(progress)
         finally:
             lease.give_back()
@@ -129,6 +132,7 @@ class Resumption:
                 renew(self.run.kit, back)
             back.callback(node_spec.write, self.run, old_spec)
             node_spec.write(self.run, spec | {"total_steps": total})
+            renewed(self.run.kit)
             links = submit_segments(
                 self.run,
                 after.links,

@@ -20,6 +20,7 @@ from dsv4kit.run import exclusions, gates, metrics, node_spec, outcome, phases
 from dsv4kit.run.directory import ChainLink, RunDir, SegmentDir
 from dsv4kit.run.files import read_object, tail
 from dsv4kit.run.outcome import Outcome
+from dsv4kit.run.phases import Mark
 from dsv4kit.run.reader import AttemptReader, RunReader
 
 NOT_SUBMITTED = "NOT SUBMITTED"
@@ -174,6 +175,12 @@ class StateReader:
         why = [] if link.job_id else tail(self._run.segment(link.segment).not_submitted_file, 1)
         return [f"{_LAST_TRY}{line}" for line in why]
 
+    def _container_starts(self, link: ChainLink, latest: AttemptReader | None) -> float | None:
+        """Since when its containers are being started, where no agent has said a word since."""
+        began = self._run.segment(link.segment).container_began()
+        heard = [mark.time for mark in latest.marks] if latest else []
+        return began if began is not None and began > max(heard, default=0.0) else None
+
     def _segment(
         self, link: ChainLink, job: JobState | None, files: Mapping[int, Sequence[AttemptReader]]
     ) -> SegmentState:
@@ -189,6 +196,8 @@ class StateReader:
             state = JobState(NOT_SUBMITTED, "")
         marks = latest.marks if latest else []
         now = marks[-1] if marks and state.state == "RUNNING" and not done else None
+        if state.state == "RUNNING" and (began := self._container_starts(link, latest)):
+            now = Mark(phases.CONTAINER_START, began)
         others = [other.marks for of_segment in files.values() for other in of_segment if other is not latest]
         return SegmentState(
             segment=link.segment,

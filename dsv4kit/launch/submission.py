@@ -29,7 +29,7 @@ from dsv4kit.feasibility.node_memory import needed_gib
 from dsv4kit.feasibility.refusals import at_submission, refuse
 from dsv4kit.feasibility.run_layout import pipeline_layout
 from dsv4kit.feasibility.verl_rules import NOT_SET
-from dsv4kit.launch import image_state, ownership, trackers
+from dsv4kit.launch import image_state, kernels, leftovers, ownership, trackers
 from dsv4kit.launch.branch import Branch
 from dsv4kit.launch.chain import JobsLeftError, planned, submit_segments
 from dsv4kit.launch.executor import SegmentExecutor
@@ -228,6 +228,7 @@ class Submission:
             keep_every=settings.checkpoint.keep_every,
             keep_best=settings.checkpoint.keep_best,
             needs=self._needs(),
+            kernels=kernels.told(self.resolved.settings, self.site, self.python),
             gates=settings.watch.gates.model_dump(),
         )
 
@@ -318,6 +319,8 @@ class Submission:
 
     def submit(self, progress: Callable[[str], None]) -> None:
         """Writes the run directory and submits the chain. On any failure nothing of it is left."""
+        for line in leftovers.sweep(self.run.path.parent):
+            progress(line)
         staging = RunDir(self.run.path.with_name(temporary_name(self.run.name)))
         spec = self.node_spec()
         claimed = None
@@ -330,6 +333,8 @@ class Submission:
             node_spec.write(staging, spec.as_dict())
             write_record(staging, self.frozen())
             staging.save_chain([], self.run.job_name)
+            if spec.kernels and (brought := kernels.bring(self.run, staging, spec.kernels.key)):
+                progress(brought)
             if self.branch:
                 write_json(staging.origin_file, self.branch.as_dict())
                 own = self.resolved.settings.checkpoint.directory

@@ -28,7 +28,7 @@ class UsualPhases:
 
         `attempts` are their marks. A phase after which an attempt ended says nothing.
         """
-        if phase not in phases.STARTS:
+        if phase not in (phases.CONTAINER_START, *phases.STARTS):
             return None
         took = [
             following.time - mark.time

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +68,11 @@ class Attempt:
     def own(self) -> NodeFiles:
         """The files only this node writes."""
         return NodeFiles(self.files, socket.gethostname())
+
+    def container_began(self) -> float | None:
+        """When this attempt's container began to start; None where it has none of its own (no container, a restart)."""
+        began = self.segment_dir.container_began() if self.restarts == 0 else None
+        return began if began is not None and began <= time.time() else None
 
     @property
     def stop_requested(self) -> bool:

@@ -23,10 +23,17 @@ FOREIGN_VARIABLES = frozenset(
 )
 
 
-def build(base: Mapping[str, str], spec: NodeSpec, attempt: AttemptDir, temporary: Path) -> dict[str, str]:
+def build(
+    base: Mapping[str, str],
+    spec: NodeSpec,
+    attempt: AttemptDir,
+    temporary: Path,
+    caches: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """`base` (the agent's own environment) with the run's variables, and without what would mislead the trainer.
 
     `temporary` is the attempt's node-local directory: home to caches where a container leaves no home to write to.
+    `caches`: where compiled kernels go; what the site, the profile or the user says of it comes first.
     """
     env = {key: value for key, value in base.items() if key not in FOREIGN_VARIABLES}
     env |= {
@@ -45,4 +52,4 @@ def build(base: Mapping[str, str], spec: NodeSpec, attempt: AttemptDir, temporar
         env["HOME"] = str(temporary / "home")
     if spec.interface:
         env |= {"GLOO_SOCKET_IFNAME": spec.interface, "NCCL_SOCKET_IFNAME": spec.interface}
-    return env | spec.env
+    return env | dict(caches or {}) | spec.env

@@ -25,7 +25,7 @@ from dsv4kit.run.files import GrowingFile, read_json
 from dsv4kit.run.lease import Lease, LeaseHeldError, Owner
 from dsv4kit.run.node_files import NodeReport, NodesSeen
 from dsv4kit.run.node_spec import NodeSpec
-from dsv4kit.run.phases import BRING_UP, END, IMPORT, Phases, seconds
+from dsv4kit.run.phases import BRING_UP, CONTAINER_START, END, IMPORT, Phases, seconds
 from dsv4kit.run.stacks import ProcessStack
 
 _POLL_S = 0.25
@@ -64,6 +64,8 @@ class Lead:
 
     def run(self, prepare: Callable[[], tuple[NodeReport, Launcher]]) -> None:
         """The whole attempt; `prepare` sets up and checks this node, and makes its launcher."""
+        if began := self.attempt.container_began():
+            self.phases.begin(CONTAINER_START, began)
         self.phases.begin(BRING_UP)
         again = False
         try:

@@ -32,5 +32,6 @@ def needed_s(spent_s: Mapping[str, float], steps: int) -> float:
 
     An attempt that failed before its first step tells no more than how long it took so far.
     """
-    start = sum(seconds for phase, seconds in spent_s.items() if phase not in (phases.STEPS, phases.SAVE, phases.END))
+    other = (phases.STEPS, phases.SAVE, phases.END, *phases.OF_CONTAINER)
+    start = sum(seconds for phase, seconds in spent_s.items() if phase not in other)
     return start + (spent_s.get(phases.STEPS, 0.0) + spent_s.get(phases.SAVE, 0.0)) / max(steps, 1)

@@ -1,7 +1,8 @@
-"""An attempt's directory in a node's scratch, and what attempts left there whose agents were killed.
+"""The kit's directories in a node's scratch, and what was left there by agents that were killed.
 
-Its name has the job's id, and the agent holds a lock on a file in it: the kernel drops that with the agent, however it
-ends, and whichever container it is in. So what nobody holds belongs to nobody; Slurm need not be asked.
+An attempt's is named by its job, that of a run's compiled kernels by the run. The agent holds a lock on a file in it:
+the kernel drops that with the agent, however it ends, and whichever container it is in. So what nobody holds belongs to
+nobody; Slurm need not be asked.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import shutil
 from pathlib import Path
 
-_NAME = re.compile(r"ray-[0-9]+-[0-9]+")
+_NAME = re.compile(r"ray-(?P<job>[0-9]+)-[0-9]+|kernels-[0-9a-f]{8}")
 _LOCK = ".agent"
 
 
@@ -32,15 +33,24 @@ class Scratch:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         os.rename(begun, self.path / _LOCK)  # it is held from the first moment it is there
 
+    def claim_empty(self) -> None:
+        """The same, without what an agent that is gone left there. Raises OSError also where another agent lives."""
+        if self.path.exists():
+            if not _is_left(self.path):
+                raise FileExistsError(f"{self.path} is in use")
+            shutil.rmtree(self.path)
+        self.claim()
+
     def sweep(self) -> list[str]:
         """Deletes this user's directories beside it whose agents are gone; a readable line each."""
         done = []
         with contextlib.suppress(OSError):
             for entry in sorted(os.scandir(self.path.parent), key=lambda entry: entry.name):
                 path = Path(entry.path)
-                if path != self.path and _NAME.fullmatch(entry.name) and _is_left(path):
+                if path != self.path and (match := _NAME.fullmatch(entry.name)) and _is_left(path):
                     shutil.rmtree(path, ignore_errors=True)
-                    done.append(f"deleted {path}: left by job {entry.name.split('-')[1]}, whose agent is gone")
+                    whose = f"job {match['job']}, whose agent" if match["job"] else "an agent that"
+                    done.append(f"deleted {path}: left by {whose} is gone")
         return done
 
     def remove(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from dsv4kit.plan.counted.rollout import RolloutMemory, rollout_memory
 from dsv4kit.plan.counted.segments import SegmentPlan, Timing, segment_plan
 from dsv4kit.plan.counted.shards import Share, layout_of, shares
 from dsv4kit.plan.counted.step_time import StepTime, step_time, transfer_s
-from dsv4kit.plan.fitted.calibrated import CARD, MEMORY, PUBLISHED, TIME, Point, extrapolated
+from dsv4kit.plan.fitted.calibrated import CARD, MEMORY, PUBLISHED, TIME, Point, beyond, extrapolated
 from dsv4kit.plan.verdict import Verdict, judge
 
 
@@ -64,6 +65,30 @@ class Plan(NamedTuple):
         error = self.coefficients.of("time_error_extrapolated" if self.step_extrapolated else "time_error_measured")
         return self.step.steady_s * (1 - error), self.step.steady_s * (1 + error)
 
+    @property
+    def days_interval(self) -> tuple[float, float]:
+        """What the run is believed to take, at least and at most: step, start, save and failures, each for itself."""
+        q, c, now, timing = self.question, self.coefficients, self.segment.days, self.segment.timing
+        low, high = self.steady_interval_s
+        first = "first_step_extra_warm_s" if q.schedule.warm_jit else "first_step_extra_s"
+        kin = None if q.schedule.warm_jit else c.kin(first, q.hardware.name)
+        saved = self.checkpoint.size_gb / c.of("save_gb_per_s")
+        failures = "failures_per_node_day"
+        ends = []
+        for end, step in ((0, low), (1, high)):
+            sign = 1 if end else -1
+            rate_of_saves = c.of("save_gb_per_s") - sign * c.spread("save_gb_per_s")[1 - end]
+            worse = (
+                timing._replace(steady_s=step, first_s=timing.first_s + step - timing.steady_s),
+                timing._replace(setup_s=timing.setup_s + sign * c.spread("setup_s")[end]),
+                timing._replace(first_s=timing.first_s + sign * c.spread(first, kin)[end]),
+                timing._replace(save_s=timing.save_s + self.checkpoint.size_gb / rate_of_saves - saved),
+            )
+            rate = c.of(failures) + sign * c.spread(failures)[end]
+            days = [_with_timing(q, x, c.of(failures)).days for x in worse] + [_with_timing(q, timing, rate).days]
+            ends.append(now + sign * math.hypot(*(day - now for day in days)) if math.isfinite(now) else now)
+        return max(0.0, ends[0]), ends[1]
+
 
 def memory_of(q: Question, c: Coefficients) -> Memory:
     """Memory of every stage, node and rollout worker."""
@@ -91,6 +116,10 @@ def _segments(q: Question, step: StepTime, checkpoint: CheckpointSize, c: Coeffi
         save_s=save_s(q, checkpoint, c),
         tail_s=c.of("tail_s"),
     )
+    return _with_timing(q, timing, c.of("failures_per_node_day"))
+
+
+def _with_timing(q: Question, timing: Timing, failures_per_node_day: float) -> SegmentPlan:
     return segment_plan(
         timing=timing,
         limit_s=q.schedule.time_limit_s,
@@ -98,7 +127,7 @@ def _segments(q: Question, step: StepTime, checkpoint: CheckpointSize, c: Coeffi
         segment_steps=q.schedule.segment_steps,
         save_freq=q.schedule.save_freq,
         nodes=q.parallel.nodes,
-        failures_per_node_day=c.of("failures_per_node_day"),
+        failures_per_node_day=failures_per_node_day,
     )
 
 
@@ -121,6 +150,6 @@ def evaluate(q: Question, c: Coefficients, points: Sequence[Point] = PUBLISHED) 
         segment=segment,
         segment_warm=warm,
         verdict=judge(q, memory.stages, memory.nodes, memory.rollout, segment, c),
-        memory_extrapolated=extrapolated(q, points, MEMORY, kin),
+        memory_extrapolated=(*extrapolated(q, points, MEMORY, kin), *beyond(q, points)),
         step_extrapolated=extrapolated(q, (*points, CARD), TIME, kin),
     )

@@ -58,6 +58,7 @@ def question(settings: schema.Settings) -> Question | None:
             response_tokens=data.max_response_length,
             micro_batch_tokens=_micro_batch_tokens(settings, recipe, longest),
             mean_response_tokens=_mean(data),
+            packed=settings.verl.get(_DYNAMIC[recipe]) is not False,
         ),
         layout=actor.layout,
         mtp=actor.mtp,

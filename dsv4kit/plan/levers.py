@@ -58,8 +58,8 @@ def memory_word(memory: Memory, c: Coefficients) -> Word:
     """Verdict on memory alone."""
     words: list[Word] = [gpu_word(stage) for stage in memory.stages]
     words += [host_word(node, c) for node in memory.nodes]
-    if memory.rollout and not memory.rollout.fits:
-        words.append("no")
+    if memory.rollout:
+        words.append(memory.rollout.word)
     return worst(words)
 
 

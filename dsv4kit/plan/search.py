@@ -13,11 +13,15 @@ from typing import NamedTuple
 from dsv4kit.errors import UserError
 from dsv4kit.plan.core import Plan, evaluate, memory_of
 from dsv4kit.plan.counted import checks
+from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
+from dsv4kit.plan.counted.gpu_memory import micro_batches
 from dsv4kit.plan.counted.inputs import Question, RolloutSplit
 from dsv4kit.plan.counted.layout import max_pipeline
 from dsv4kit.plan.counted.rollout import rollout_memory
+from dsv4kit.plan.counted.shards import gradient_bytes, state_bytes
 from dsv4kit.plan.counted.step_time import step_time
+from dsv4kit.plan.counted.units import GB, GIB
 from dsv4kit.plan.fitted.calibrated import PUBLISHED, Point, point_of
 from dsv4kit.plan.levers import memory_word
 from dsv4kit.plan.proposals import changes
@@ -25,6 +29,8 @@ from dsv4kit.plan.verdict import Word
 
 _MAX_EXPERT_RANKS = 64
 _MAX_UTILIZATION = 0.7
+# Less is not worth another row of the table.
+_LEAST_GAIN = 0.01
 _WORDS = ("fit", "tight", "no")
 Allowed = Callable[[Question], bool]
 
@@ -107,7 +113,26 @@ def compared(found: Sequence[Candidate], now: Plan | None) -> tuple[Candidate, .
 def fits_somehow(q: Question, c: Coefficients, allowed: Allowed, with_levers: bool = False) -> bool:
     """Whether any layout fits these nodes."""
     asked = q._replace(layout=None, rollout=best_rollout(q, c))
-    return any(glance.verdict != "no" and allowed(glance.question) for glance in _glances(asked, c, with_levers))
+    return any(
+        _memory_word(variant, c) not in (None, "no") and allowed(variant)
+        for layout in _layouts(asked)
+        for variant in _variants(layout, with_levers)
+        if not hopeless(variant)
+    )
+
+
+def hopeless(q: Question) -> bool:
+    """Whether not even the average stage or node holds its weights, gradients and optimizer state.
+
+    The fullest holds no less, so that such a question needs no plan to be a no.
+    """
+    g, p, levers = q.geometry, q.parallel, q.levers
+    main = geo.totals(g).main
+    experts = g.num_layers * geo.layer_expert_params(g)
+    held = (main - experts + experts / p.expert) / p.pipeline
+    gpu = (2 + gradient_bytes(levers)) * held + state_bytes(levers) * main / p.world
+    on_host = 16 * levers.on_cpu * main / p.nodes + (2 * held * p.gpus_per_node if levers.param_offload else 0.0)
+    return gpu / GIB > q.hardware.hbm_gib or on_host / GB > q.hardware.host_gb
 
 
 def _ordered(found: Sequence[_Glance], asked: Question, points: Sequence[Point], error: float) -> Iterator[_Glance]:
@@ -155,6 +180,15 @@ def _glances(q: Question, c: Coefficients, with_levers: bool) -> Iterator[_Glanc
             yield from _faster(nearest, c, with_levers)
 
 
+def _memory_word(q: Question, c: Coefficients) -> Word | None:
+    """The verdict on memory; None for a question that breaks a rule."""
+    try:
+        checks.check(q)
+    except UserError:
+        return None
+    return memory_word(memory_of(q, c), c)
+
+
 def _glance(q: Question, c: Coefficients) -> _Glance | None:
     try:
         checks.check(q)
@@ -166,19 +200,41 @@ def _glance(q: Question, c: Coefficients) -> _Glance | None:
 
 
 def _faster(found: _Glance, c: Coefficients, with_levers: bool) -> Iterator[_Glance]:
-    """The same layout with less of Adam on the CPU, where that fits too."""
-    levers = found.question.levers
-    if not (with_levers and found.verdict == "fit" and levers.cpu_offload):
+    """The same layout with memory spent on time, one way at a time, where it fits and gains something."""
+    if not with_levers or found.verdict != "fit":
         return
+    for question in _spending(found.question):
+        glance = _glance(question, c)
+        if glance and glance.verdict == "fit" and glance.steady_s < found.steady_s * (1 - _LEAST_GAIN):
+            yield glance
+
+
+def _spending(q: Question) -> Iterator[Question]:
+    """Less of Adam on the CPU; activations kept and not made again; more tokens in a micro-batch, so fewer of them."""
+    levers = q.levers
     for fraction in (0.5, 0.25):
-        if fraction < levers.offload_fraction:
-            glance = _glance(found.question._replace(levers=levers._replace(offload_fraction=fraction)), c)
-            if glance and glance.verdict == "fit":
-                yield glance
+        if levers.cpu_offload and fraction < levers.offload_fraction:
+            yield q._replace(levers=levers._replace(offload_fraction=fraction))
+    if q.training.recompute:
+        yield q._replace(training=q.training._replace(recompute=False))
+    for times in (2, 4):
+        if q.work.packed and micro_batches(q) >= times:
+            yield q._replace(work=q.work._replace(micro_batch_tokens=times * q.work.micro_batch_tokens))
+
+
+def _saving(q: Question) -> Question:
+    """Activations made again, and micro-batches of one longest sequence: less memory for more time."""
+    tokens = q.work.micro_batch_tokens
+    shortest = min(tokens, -(-q.work.sequence_tokens // q.parallel.context)) if q.work.packed else tokens
+    return q._replace(training=q.training._replace(recompute=True), work=q.work._replace(micro_batch_tokens=shortest))
 
 
 def _variants(q: Question, with_levers: bool) -> Iterator[Question]:
-    """The question with ever more levers that save memory, the user's own first; then each sequence over two ranks."""
+    """The question with ever more that saves memory, the user's own first.
+
+    Activations are made again and micro-batches as short as they can be before the optimizer's levers are touched; last
+    each sequence goes over two ranks.
+    """
     for context in (1, 2):
         if context > 1:
             tokens = -(-q.work.micro_batch_tokens // context)
@@ -186,6 +242,9 @@ def _variants(q: Question, with_levers: bool) -> Iterator[Question]:
                 parallel=q.parallel._replace(context=context), work=q.work._replace(micro_batch_tokens=tokens)
             )
         yield q
+        if with_levers and (saving := _saving(q)) != q:
+            q = saving
+            yield q
         levers, seen = q.levers, {q.levers}
         steps: tuple[dict[str, object], ...] = (
             {"precision_aware": True},

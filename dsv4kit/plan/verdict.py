@@ -48,7 +48,10 @@ def gpu_word(stage: StageMemory) -> Word:
 
 
 def host_word(node: NodeMemory, c: Coefficients) -> Word:
-    """Verdict on one kind of node."""
+    """Verdict on one kind of node: `tight` where its interval reaches what the node has.
+
+    What is above it is `no` though the interval may begin below: a node without memory takes the whole run with it.
+    """
     if node.used_share > 1:
         return "no"
     crosses = node.physical_gb + node.spread_gb[1] > node.limit_gb
@@ -67,7 +70,7 @@ def judge(
     found: list[tuple[Word, str]] = []
     stage = max(stages, key=lambda s: (_ORDER.index(gpu_word(s)), s.need_gib, s.training_gib))
     found.append((gpu_word(stage), _gpu_reason(stage)))
-    node = max(nodes, key=lambda n: n.physical_gb)
+    node = max(nodes, key=lambda n: (_ORDER.index(host_word(n, c)), n.physical_gb))
     found.append(
         (
             host_word(node, c),
@@ -107,17 +110,21 @@ def _gpu_reason(stage: StageMemory) -> str:
         f" ({phase.low_gib:.0f} to {phase.high_gib:.0f}) in phase {phase.name}"
     )
     if phase.name == ROLLOUT and phase.high_gib > stage.limit_gib:
-        text += ": gpu_memory_utilization leaves no room for the trainer's context, vLLM's start-up check fails"
+        text += ": vLLM's share (gpu_memory_utilization) leaves no room for the trainer's context, and vLLM's start-up"
+        text += " check fails"
     return text
 
 
 def _rollout_word(rollout: RolloutMemory) -> tuple[Word, str]:
     taken = rollout.weights_gb + rollout.activations_gb + rollout.overhead_gb
-    if rollout.fits:
+    below, above = rollout.spread_gb
+    if rollout.word == "fit":
         return "fit", f"rollout: {rollout.weights_gb:.1f} GB of weights leave room for {rollout.kv_tokens:,} tokens"
-    return "no", (
-        f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} of the"
-        f" {rollout.budget_gb:.1f} GB that gpu_memory_utilization grants; no room is left for a full-length sequence"
+    return rollout.word, (
+        f"rollout: weights {rollout.weights_gb:.1f} GB with workspace take {taken:.1f} ({taken - below:.1f} to"
+        f" {taken + above:.1f}) of the {rollout.budget_gb:.1f} GB that vLLM may take; "
+        + ("hardly any" if rollout.fits else "no")
+        + " room is left for a full-length sequence"
     )
 
 
@@ -133,13 +140,13 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
         found[-1] += ", counted in the order of IP addresses as text, in which verl places ranks"
     if 0 < segment.fitting_steps < min(q.schedule.segment_steps, q.schedule.steps):
         found.append(
-            f"{segment.fitting_steps} steps fit the time limit, not segment_steps={q.schedule.segment_steps}: segments"
-            " end early, and there are more of them"
+            f"{segment.fitting_steps} steps fit the time limit of a segment, not the {q.schedule.segment_steps} that"
+            " are asked for: segments end early, and there are more of them"
         )
     if q.contents and "optimizer" not in q.contents and q.schedule.steps > segment.steps:
         found.append(
-            "checkpoints without the optimizer lose precision at every segment boundary;"
-            " SET=checkpoint.contents=[model,optimizer,extra] does not"
+            "checkpoints without the optimizer's state lose precision at every segment boundary; with it"
+            " (checkpoint.contents=[model,optimizer,extra]) nothing is lost"
         )
     env = dict(q.env)
     if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
@@ -155,7 +162,9 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
     if q.rollout and q.rollout.sleep_level == 1:
         found.append(f"sleep level 1 keeps vLLM's weights on the host: {nodes[0].rollout_gb:.0f} GB per node")
     if q.levers.cpu_offload and q.levers.offload_fraction == 0:
-        found.append("cpu_offload with offload_fraction 0 offloads nothing (Megatron-LM's default fraction)")
+        found.append(
+            "Adam is to run on the CPU, but OPTIMIZER_OFFLOAD_FRACTION=0 offloads nothing (Megatron-LM's default)"
+        )
     if q.recipe == "grpo":
         found.append("verl's own memory metrics show the last pipeline stage only, not the fullest")
     return tuple(found)

@@ -112,7 +112,7 @@ def _learning(facts: RunFacts) -> Figure:
 
 
 def _validation(facts: RunFacts) -> Figure:
-    names = sorted({name for step in facts.steps for name in step.data if metrics.is_validation(name)})
+    names = sorted({name for step in facts.steps for name in metrics.of_validation(step)})
     lines = [
         _line(facts, name, name, n, mode="lines+markers") for n, name in enumerate(names[:8]) if name != "val/loss"
     ]

@@ -33,10 +33,10 @@ def spent(marks: Sequence[Mark], steps: Iterable[StepMetrics], outcome: Outcome 
     until = outcome.ended if outcome else now
     found: dict[str, float] = {}
     since_save = 0.0
-    names = [mark.phase for mark in marks]
-    times = [*(mark.time for mark in marks), until]
-    for index, phase in enumerate(names):
-        seconds = max(0.0, times[index + 1] - times[index])
+    lasted = list(phases.spans(marks, until))
+    names = [phase for phase, _, _ in lasted]
+    for index, (phase, since, to) in enumerate(lasted):
+        seconds = max(0.0, to - since)
         if phase == phases.STEPS:
             since_save += seconds
             found[STEPS] = found.get(STEPS, 0.0) + seconds
@@ -45,7 +45,7 @@ def spent(marks: Sequence[Mark], steps: Iterable[StepMetrics], outcome: Outcome 
             # The trainer went on after it: the save is whole.
             since_save = since_save + seconds if names[index + 1 : index + 2] != [phases.STEPS] else 0.0
         else:
-            kind = END if phase == phases.END else START
+            kind = END if phase in (phases.END, phases.CONTAINER_REMOVAL) else START
             found[kind] = found.get(kind, 0.0) + seconds
     if outcome and outcome.end not in _WELL:
         trained = found.get(STEPS, 0.0)

@@ -7,6 +7,7 @@
     <run>/excluded_nodes.jsonl        nodes the run avoids, and why                                  (exclusions)
     <run>/kit/                        the code that runs on the nodes
     <run>/own/                        the user's reward function, as it was at the submission
+    <run>/kernels/<key>/              compiled kernels for the next segments                         (kernels)
     <run>/checkpoints/ quarantine/    verl's checkpoints, and those that were set aside              (checkpoint/)
     <run>/report.html                 what the run was, written by `report`
     <run>/segments/0001/              segment.sbatch, conclude.sh, submitit/, slurm.log, job_id; where segments submit
@@ -14,7 +15,8 @@
                                       request.json, cancelled.json, resumed.json; what the batch script reads: verdict,
                                       excluded_nodes (outcome)
     <run>/segments/0001/attempt-0/    plan.json (course), phases.jsonl (phases), driver.log (driver_log),
-                                      metrics.jsonl (metrics), outcome.json (outcome), nodes/ (node_files)
+                                      metrics.jsonl (metrics), outcome.json (outcome), nodes/ (node_files),
+                                      kernels/ (kernels)
 
 templates/segment.sbatch.j2 spells what the batch script touches once more: no Python runs there.
 
@@ -197,6 +199,18 @@ class SegmentDir:
         return self.path / "job.env"
 
     @property
+    def container_start_file(self) -> Path:
+        """When the batch script's srun began to start the containers, in seconds since the epoch."""
+        return self.path / "container_start"
+
+    def container_began(self) -> float | None:
+        """What it says; None where there are no containers, or none was started yet."""
+        try:
+            return round(float(self.container_start_file.read_text(encoding="utf-8")), 3)
+        except (OSError, ValueError):
+            return None
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files."""
         return self.path / "submitit"
@@ -285,7 +299,16 @@ class RunDir:
         recorded = read_object(self._chain_file).get("job_name")
         if isinstance(recorded, str) and _JOB_NAME.match(recorded):
             return recorded
-        return f"{self.name}-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]}"
+        return f"{self.name}-{self.digest}"
+
+    @property
+    def digest(self) -> str:
+        """Eight digits that tell the run from others of the same name elsewhere."""
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
+
+    def kernels(self, key: str) -> Path:
+        """What was compiled for that key, see `kernels`."""
+        return self.path / "kernels" / key
 
     @property
     def record_file(self) -> Path:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ STEP_TIME = "timing_s/step"  # seconds: generation, update, save and weight sync
 GENERATION_TIME = "timing_s/gen"  # seconds
 SAVE_TIME = "timing_s/save_checkpoint"  # seconds
 WEIGHT_SYNC_TIME = "timing_s/update_weights"  # seconds
+UPDATE_TIME = "timing_s/update_actor"  # seconds
+TEST_TIME = "timing_s/testing"  # seconds
 SFT_LOSS = "train/loss"
 PEARSON = "training/rollout_actor_probs_pearson_corr"  # agreement of rollout and actor probabilities; 1 is full
 LEARNING_RATES = ("actor/lr", "train/lr")
@@ -38,6 +41,10 @@ _VALIDATION = ("val-core/", "val/")
 _TRAINED = (GLOBAL_STEP, SFT_LOSS)
 # What training goes by; other metrics may well be undefined in a step.
 _MUST_BE_NUMBERS = re.compile(r"(^|[/_])(loss|grad_norm)$|^critic/(score|rewards)/mean$")
+_LARGEST = sys.float_info.max
+_NUMBERS = frozenset((float, int, bool, type(None)))
+# Made once: a long run has ten thousand lines of a hundred values.
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 _TIMING_MARKS = ("timing", "perf/", "time", "memory", "throughput", "mfu")
 _BLOCK_BYTES = 1 << 16
 _TAIL_LIMIT_BYTES = 64 << 20
@@ -73,7 +80,7 @@ class StepMetrics:
 def parse_line(line: bytes | str) -> StepMetrics | None:
     """One line of the file, or None where it is not a whole record (half written, garbage, another program's)."""
     try:
-        record = json.loads(line, parse_constant=lambda _: None)
+        record = _DECODER.decode(line if isinstance(line, str) else line.decode())
     except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
         return None
     if not isinstance(record, dict) or not isinstance(record.get("data"), dict):
@@ -81,17 +88,19 @@ def parse_line(line: bytes | str) -> StepMetrics | None:
     step = record.get("step")
     if not isinstance(step, int) or isinstance(step, bool) or step < 0:
         return None
-    return StepMetrics(
-        step, {k: _usable(v) for k, v in record["data"].items() if v is None or isinstance(v, (int, float))}
-    )
+    data = record["data"]
+    if not all(map(_is_usual, data.values())):
+        data = {name: _usable(value) for name, value in data.items() if type(value) in _NUMBERS}
+    return StepMetrics(step, data)
+
+
+def _is_usual(value: object) -> bool:
+    return type(value) is float and -_LARGEST <= value <= _LARGEST
 
 
 def _usable(value: float | None) -> float | None:
-    """An integer that no float can hold is no number that anything could be done with."""
-    try:
-        return value if value is None or math.isfinite(value) else None
-    except OverflowError:
-        return None
+    """None also for what is infinite, and for an integer that no float can hold."""
+    return value if value is not None and -_LARGEST <= value <= _LARGEST else None
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
@@ -132,9 +141,10 @@ def best(curve: Iterable[StepMetrics], among: Collection[int], count: int) -> li
     return [step for _, step in sorted((one for one in rewards if one[1] in among), reverse=True)[:count]]
 
 
-def is_validation(name: str) -> bool:
-    """Whether a validation measured it: GRPO's main results, SFT's loss."""
-    return name.startswith(_VALIDATION)
+def of_validation(step: StepMetrics) -> dict[str, float]:
+    """What a validation measured in that step: GRPO's main results, SFT's loss."""
+    names = [name for name in step.data if name.startswith(_VALIDATION)]
+    return {name: value for name in names if (value := step.data[name]) is not None}
 
 
 def last_metrics(path: Path) -> StepMetrics | None:

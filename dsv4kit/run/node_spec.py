@@ -27,6 +27,20 @@ class NodeResources:
 
 
 @dataclass(frozen=True)
+class KernelCaches:
+    """Where compiled kernels go (`node.kernel_cache`): each variable with a directory's name.
+
+    `key`: what they were compiled for; kernels of another key are never used. `limit_bytes`: of all that is kept.
+    `filled`: variable -> a place in the home of the image, which may have come with kernels: then it is left alone.
+    """
+
+    key: str
+    variables: dict[str, str]
+    limit_bytes: int
+    filled: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Limits:
     """What a node must have before it starts, and when a segment is given up.
 
@@ -49,9 +63,9 @@ class NodeSpec:
     `rollout_seed` is what every start adds its step to; None where each sample has a seed of its own, and for SFT.
     `data_ranks` is how many `data_<rank>.pt` a checkpoint of SFT has; None for GRPO. `keep_last`, `keep_every` and
     `keep_best` say which checkpoints stay (`checkpoint.retention`); where the first is None, as in runs of older kits,
-    all do. `needs` is what the packages inside have to have (`model`, `recipe`, `fields`, `asked`: see
-    plugin/needs.py); empty: nothing is looked for. `gates`: what the metrics must not become (run/gates.py); empty:
-    anything.
+    all do. `kernels` is None where each segment compiles its own. `needs` is what the packages inside have to have
+    (`model`, `recipe`, `fields`, `asked`: see plugin/needs.py); empty: nothing is looked for. `gates`: what the metrics
+    must not become (run/gates.py); empty: anything.
     """
 
     run: str
@@ -82,6 +96,7 @@ class NodeSpec:
     keep_every: int | None = None
     keep_best: int | None = None
     needs: dict[str, Any] = field(default_factory=dict)
+    kernels: KernelCaches | None = None
     gates: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -90,6 +105,8 @@ class NodeSpec:
         content = json.loads(run.node_spec_file.read_text(encoding="utf-8"))
         content["ray"] = NodeResources(**content["ray"])
         content["limits"] = Limits(**content["limits"])
+        if content.get("kernels"):
+            content["kernels"] = KernelCaches(**content["kernels"])
         return cls(**content)
 
     def as_dict(self) -> dict[str, object]:

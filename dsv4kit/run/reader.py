@@ -39,14 +39,15 @@ class AttemptReader:
         return self.steps[max(self.steps)] if self.steps else None
 
     def look(self) -> None:
-        """Reads what is new. An attempt's outcome is written last: after it only a cancellation may come."""
+        """Reads what is new. After an attempt's outcome only a cancellation may come, and its container's removal."""
         if self._changed(self.directory.course_file):
             self.course = course.load(self.directory)
-        if not self._read_to_the_end:
-            there = self.directory.outcome_file.exists()
+        if self._changed(self.directory.phases_file):
             marks, notes = phases.parse(self._phases.new_lines())
             self.marks += marks
             self.notes += notes
+        if not self._read_to_the_end:
+            there = self.directory.outcome_file.exists()
             for record in map(metrics.parse_line, self._metrics.new_lines()):
                 if record:
                     before = self.steps.get(record.step)

@@ -18,7 +18,7 @@ from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.image import squashfs
 from dsv4kit.node.processes import descendants
-from dsv4kit.run import ends
+from dsv4kit.run import ends, phases
 from dsv4kit.sandbox.cluster import Sandbox
 from dsv4kit.sandbox.runtime import runtime_python
 
@@ -232,6 +232,12 @@ def test_a_chain_runs_inside_the_image(cluster: Cluster, site: Site, image: Path
     state = cluster.wait(run)
     assert (state.state, steps(state)) == ("finished", [(0, 2), (2, 4)])
     assert {segment.end for segment in state.segments} == {ends.COMPLETED}
+    # The last batch script tells the removal only after all else.
+    state = cluster.wait(run, lambda state: phases.CONTAINER_REMOVAL in state.segments[-1].seconds)
+    for segment in state.segments:
+        assert next(iter(segment.seconds)) == phases.CONTAINER_START
+        assert list(segment.seconds)[-1] == phases.CONTAINER_REMOVAL
+        assert all(seconds >= 0 for seconds in segment.seconds.values())
     wait_until_gone(image)
 
 

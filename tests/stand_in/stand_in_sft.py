@@ -1,7 +1,7 @@
 """Stands in for verl's SFT trainer under torchrun: one process per rank, SFT's checkpoint layout, the last rank logs.
 
 STAND_IN_FAULT="crash@STEP": the last rank dies there, once per run, and the others wait for it as in a collective.
-STAND_IN_GATE as of the other stand-in.
+STAND_IN_GATE as of the other stand-in. STAND_IN_COMPILES: each rank compiles a kernel of its own and one that all have.
 """
 
 import json
@@ -40,6 +40,15 @@ def archive(path: Path, step: int) -> None:
     temporary.rename(path)
 
 
+def compile_kernels() -> None:
+    """Where Triton's would go; says which were there."""
+    for name in ("everywhere", f"rank{RANK}"):
+        kernel = Path(os.environ["TRITON_CACHE_DIR"], name, "kernel.so")
+        print(f"rank {RANK}: {name} {'found' if kernel.exists() else 'compiled'}", flush=True)
+        kernel.parent.mkdir(parents=True, exist_ok=True)
+        kernel.write_text("machine code")
+
+
 def main() -> int:
     """One rank's run, up to the last step."""
     directory = Path(argument("trainer.default_local_dir"))
@@ -49,6 +58,8 @@ def main() -> int:
     print(f"rank {RANK} of {WORLD} on {os.environ.get('MASTER_ADDR')}", flush=True)
     if RANK == 0 and step:
         print(f"Found latest checkpoint: {directory}/global_step_{step} (step {step})", flush=True)
+    if os.environ.get("STAND_IN_COMPILES"):
+        compile_kernels()
     logs = Path(os.environ["VERL_FILE_LOGGER_PATH"])
     while step < total:
         step += 1

@@ -24,7 +24,7 @@ ALLOWED = {
     "plugin": {"plugin", "run"},
     "node": {"checkpoint", "node", "run"},
     "config": {"config", "errors", "yaml_text"},
-    "plan": {"config", "errors", "plan", "text_table", "yaml_text", "run"},
+    "plan": {"checkpoint", "config", "errors", "plan", "text_table", "yaml_text", "run"},
     "verl_keys": {"config", "errors", "quoting", "verl_keys", "run"},
     "weights": {"checkpoint", "errors", "weights"},
     "prepare": {"errors", "prepare"},

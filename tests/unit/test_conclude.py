@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsv4kit.run import ends, outcome
+from dsv4kit.run import ends, outcome, phases
 from dsv4kit.run.directory import SegmentDir
 
 SCRIPT = Path(__file__).parents[2] / "templates" / "conclude.sh"
@@ -214,3 +214,23 @@ def test_where_nothing_can_be_written_the_rest_of_the_chain_is_held(segment: Seg
     assert segment.conclude() == 1
     assert [call for call in segment.calls if "hold" in call] == ["scontrol hold 8", "scontrol hold 9"]
     assert "Comment=held by segment 2: nothing can be written to" in segment.told[0]
+
+
+def test_how_long_the_containers_removal_took_is_added_to_the_attempts_phases(
+    segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = SegmentDir(segment.dir).attempt(0)
+    files.path.mkdir(parents=True)
+    done = outcome.Outcome(2, 0, "7", 0, 4, 4, ends.COMPLETED, outcome.CONTINUE, "", started=100.0, ended=305.25)
+    outcome.save(done, SegmentDir(segment.dir))
+    segment.verdict("continue")
+    monkeypatch.setenv("DSV4KIT_STEP_ENDED", "335.500000000")
+    assert segment.conclude(status=0) == 0
+    marks, _ = phases.parse(files.phases_file.read_bytes().splitlines())
+    assert marks == [phases.Mark(phases.CONTAINER_REMOVAL, 305.25, 335.5)]
+
+
+def test_an_attempt_that_left_no_outcome_has_no_removal(segment: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSV4KIT_STEP_ENDED", "335.500000000")
+    segment.conclude("srun: error: node1: task 0: Exited with exit code 1\n")
+    assert not SegmentDir(segment.dir).attempt(0).phases_file.exists()

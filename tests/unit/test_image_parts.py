@@ -375,7 +375,7 @@ class TestMake:
         return building.make(building.BuildRequest("cpu", out=out), Progress(print))
 
     def test_one_that_is_there_is_used_again_without_any_engine(self, tmp_path: Path) -> None:
-        with building._context(
+        with building.context_of(
             "cpu", {"BASE_IMAGE": base.local_name("debian:bookworm", platform.machine())}
         ) as context:
             out = building.default_path(context)

@@ -46,7 +46,7 @@ def checked(image: Path, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     settings = load_settings("h100", "dsv4-pro", "grpo").settings
     state = image_state.ImageState(str(image), 4, 1_700_000_000)
     script = SegmentScript(settings, site_of(image), RunDir(tmp_path / "r"), 1, image=state).render("true")
-    part = script[script.index("# The image as it was") : script.index("# One task per node")]
+    part = script[script.index("# The image as it was") : script.index("# A start that was killed")]
     part = f'job_name=j\nscancel() {{ echo "scancel $*"; }}\n{part}'
     return subprocess.run(["bash", "-euo", "pipefail", "-c", part], capture_output=True, text=True)
 

@@ -9,13 +9,14 @@ import time
 import pytest
 from plan_cases import BUILT_IN, GB300, H100, PRO_GB200, PRO_H100, flash_sft
 
+from dsv4kit.cli import main
 from dsv4kit.cli import plan as cli
 from dsv4kit.config import schema
 from dsv4kit.config.loading import HERE, load_settings, load_yaml, names
 from dsv4kit.errors import UserError
 from dsv4kit.plan import node_counts
 from dsv4kit.plan.core import evaluate
-from dsv4kit.plan.counted.inputs import Levers, RolloutSplit
+from dsv4kit.plan.counted.inputs import Levers, RolloutSplit, Work
 from dsv4kit.plan.counted.topology import slurm_segment
 from dsv4kit.plan.from_settings import question
 from dsv4kit.plan.levers import levers
@@ -26,6 +27,10 @@ from dsv4kit.plan.shown.as_json import as_json
 from dsv4kit.plan.shown.explain import explain
 from dsv4kit.plan.shown.search_table import gain, render_search
 from dsv4kit.plan.shown.table import render
+
+
+def cli_run(words):
+    main.run(["plan", *words])
 
 
 def plan(asked):
@@ -146,8 +151,13 @@ def test_explain_shows_formula_and_kind_of_every_constant():
     assert "[guessed]" in text
 
 
+# What the planner chooses or says of itself is no belief about the world.
+CHOICES = ("tail_s", "host_fit_below", "time_error_extrapolated", "layout_time_error")
+
+
 def test_every_constant_has_unit_kind_and_source():
-    for constant in BUILT_IN.by_name.values():
+    for name, constant in BUILT_IN.by_name.items():
+        assert constant.kind == "derived" or name in CHOICES or constant.low <= constant.value <= constant.high, name
         assert constant.unit
         assert constant.source
         assert constant.kind in ("derived", "fitted", "guessed")
@@ -212,6 +222,75 @@ def test_search_takes_the_levers_that_48_nodes_need():
     assert alone[0].verdict == "no"
 
 
+def test_a_search_spends_memory_that_is_left_on_time():
+    roomy = PRO_GB200._replace(layout=None, work=PRO_GB200.work._replace(sequences=2048))
+    found = search(roomy, BUILT_IN, keep=400)
+    longer = [x for x in found if x.question.work.micro_batch_tokens > roomy.work.micro_batch_tokens]
+    assert longer
+    assert min(x.plan.step.steady_s for x in longer) < plan(roomy).step.steady_s
+    short = flash_sft(GB300, 8, 4)._replace(work=Work(64, 512, 512, 1024))
+    kept = [x for x in search(short, BUILT_IN, keep=400) if not x.question.training.recompute]
+    assert kept
+    assert min(x.plan.step.steady_s for x in kept) < plan(short).step.steady_s
+
+
+def test_a_search_makes_activations_again_where_that_is_what_it_takes():
+    asked = PRO_H100._replace(training=PRO_H100.training._replace(recompute=False))
+    assert plan(asked).verdict.verdict == "no"
+    found = search(asked, BUILT_IN)
+    assert found[0].verdict == "fit"
+    assert all(x.question.training.recompute for x in found if x.question.parallel == asked.parallel)
+
+
+def test_batches_of_a_fixed_number_of_sequences_keep_their_tokens():
+    asked = PRO_H100._replace(work=PRO_H100.work._replace(sequences=2048, packed=False))
+    tokens = asked.work.micro_batch_tokens
+    assert {x.question.work.micro_batch_tokens for x in search(asked, BUILT_IN, keep=100)} <= {tokens, tokens // 2}
+
+
+def test_the_first_five_lines_say_verdict_cost_and_loss(capsys):
+    for words in (["--hw=h100"], ["--hw=h100", "--nodes=8"], ["--hw=gb300"]):
+        cli_run(words)
+        first = capsys.readouterr().out.splitlines()[:5]
+        assert [sum(line.startswith(word) for line in first) for word in ("VERDICT:", "COST:", "RESUMES:")] == [1, 1, 1]
+
+
+def test_a_recommendation_comes_with_the_command_that_takes_it(capsys):
+    cli_run(["--hw=gb200", "--save-freq=200", "--set=data.max_prompt_length=1024"])
+    shown = capsys.readouterr().out
+    assert "now 200: loses least to saves and failures\n" in shown
+    assert "dsv4kit submit --hw gb200 --save-freq " in shown
+    assert "--set data.max_prompt_length=1024" in shown
+    cli_run(["--hw=gb200", "--save-freq=200", "--json"])
+    assert "--save-freq" in json.loads(capsys.readouterr().out)["recommended"][0]["command"]
+
+
+def test_days_have_an_interval():
+    for asked in (PRO_H100, PRO_GB200, flash_sft(GB300, 8, 4, mtp=True)):
+        shown = plan(asked)
+        low, high = shown.days_interval
+        assert low < shown.segment.days < high
+
+
+def test_what_lies_outside_the_measured_runs_is_named():
+    assert plan(PRO_GB200).memory_extrapolated == ()
+    longer = plan(PRO_GB200._replace(work=PRO_GB200.work._replace(response_tokens=16384, micro_batch_tokens=18432)))
+    assert longer.memory_extrapolated == ("response tokens 16384 (measured: 4096 to 8192)",)
+    wide = PRO_GB200._replace(layout=None, parallel=PRO_GB200.parallel._replace(expert=32, pipeline=8))
+    assert plan(wide).memory_extrapolated == ("EP 32 (measured: 8 to 16)",)
+
+
+def test_a_layout_is_the_same_however_it_is_written():
+    written = PRO_GB200._replace(layout="Etttt|(t*4|)*12(ttt|)*2ttt*1L")
+    assert plan(written).step_extrapolated == ()
+
+
+def test_a_rollout_whose_room_depends_on_estimates_is_tight():
+    shown = plan(PRO_H100._replace(rollout=PRO_H100.rollout._replace(utilization=0.36)))
+    assert shown.memory.rollout.word == "tight"
+    assert shown.verdict.verdict != "fit"
+
+
 def test_the_least_nodes_for_flash_sft():
     asked = flash_sft(H100, 4, 4, mtp=True)
     least = least_nodes(asked, BUILT_IN, lambda q: True)
@@ -254,10 +333,17 @@ def test_a_refusal_is_json_too(capsys):
     assert json.loads(capsys.readouterr().out)["refused"].startswith("NODES=96")
 
 
+def test_side_by_side_are_plans_of_one_model(capsys):
+    """GB300's own default is another model than H100's."""
+    assert cli.run(arguments("--compare=h100:64,gb300:64")) == 0
+    assert capsys.readouterr().out.startswith("all of them: dsv4-pro grpo\n")
+
+
 def test_hardware_side_by_side(capsys):
     words = ("--model=dsv4-pro", "--recipe=grpo", "--compare=h100:64,gb200:64,gb200:96,gb200:1")
     assert cli.run(arguments(*words)) == 0
-    rows = capsys.readouterr().out.splitlines()
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "all of them: dsv4-pro grpo"
     assert [row.split()[1] for row in rows[1:3]] == ["fit", "fit"]
     assert rows[3].startswith("gb200:96*")
     assert rows[4].split()[1] == "no"

@@ -13,6 +13,8 @@ from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.checks import check
 from dsv4kit.plan.counted.inputs import ActorSplit, Levers
 from dsv4kit.plan.counted.shards import shares
+from dsv4kit.plan.levers import memory_word
+from dsv4kit.plan.search import hopeless
 
 SPLITS = st.tuples(
     st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([1, 2, 4, 8, 16, 32]), st.sampled_from([32, 64, 128])
@@ -68,6 +70,17 @@ def test_static_gpu_memory_falls_with_more_pp(sizes, question):
         return
     one, other = (max(s.weights_gib for s in memory_of(q, BUILT_IN).stages) for q in (small, large))
     assert other <= one
+
+
+@given(SPLITS, st.sampled_from([PRO_H100, PRO_GB200]), st.booleans(), st.booleans(), st.integers(0, 2))
+@settings(max_examples=150, deadline=None)
+def test_what_is_passed_over_unplanned_would_not_fit(sizes, question, precise, short, offload):
+    nodes = sizes[2] // (8 if short else 1)
+    asked = split(question, sizes[0], sizes[1], nodes)
+    levers = asked.levers._replace(precision_aware=precise, offload_fraction=offload / 2, param_offload=not short)
+    asked = asked._replace(levers=levers)
+    if hopeless(asked) and legal(asked):
+        assert memory_word(memory_of(asked, BUILT_IN), BUILT_IN) == "no"
 
 
 @given(SPLITS)

@@ -1,6 +1,7 @@
 """What `status` and `submit` show, from a run directory and what Slurm says."""
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from dsv4kit.errors import UserError
 from dsv4kit.launch.run_dir import checked_name, find_run
 from dsv4kit.launch.slurm import JobState, Slurm
 from dsv4kit.launch.state import read_state
-from dsv4kit.run import ends, outcome
+from dsv4kit.run import ends, outcome, phases
 from dsv4kit.run.directory import ChainLink, RunDir
 from dsv4kit.run.files import append_json, write_json, write_text
 
@@ -50,8 +51,8 @@ def run(tmp_path: Path) -> RunDir:
 def attempt(run: RunDir, segment: int, start: int, target: int, steps: Iterable[int], number: int = 0) -> None:
     directory = run.segment(segment).attempt(number).path
     write_json(directory / "plan.json", {"start": start, "target": target})
-    for phase, time in [("bring-up", 10.0), ("import", 17.0), ("steps", 90.0)]:
-        append_json(directory / "phases.jsonl", {"phase": phase, "time": time})
+    for phase, at in [("bring-up", 10.0), ("import", 17.0), ("steps", 90.0)]:
+        append_json(directory / "phases.jsonl", {"phase": phase, "time": at})
     for step in steps:
         append_json(directory / "metrics.jsonl", {"step": step, "data": {"critic/score/mean": step / 10}})
 
@@ -205,3 +206,21 @@ def test_the_newest_run_is_meant_where_none_is_named(tmp_path: Path, monkeypatch
     assert find_run(None).name == "new"
     with pytest.raises(UserError, match=r"no such run in .*; newest: old, new \(did you mean 'new'\?\)"):
         find_run("ne")
+
+
+def test_while_containers_start_no_agent_speaks_and_status_says_so(run: RunDir) -> None:
+    began = time.time() - 45
+    run.segment(3).path.mkdir(parents=True, exist_ok=True)
+    run.segment(3).container_start_file.write_text(f"{began:.9f}\n")
+    save(run, 2, start=4, reached=8)
+    queue = Queue(j11="COMPLETED", j12="COMPLETED", j13="RUNNING")
+    third = read_state(run, queue).segments[2]
+    assert (third.phase, third.attempts) == (phases.CONTAINER_START, 0)
+    assert third.phase_s == pytest.approx(45, abs=5)
+    # Node 0's agent marks the same moment, and from then on its own phases count.
+    directory = run.segment(3).attempt(0).path
+    directory.mkdir()
+    append_json(directory / "phases.jsonl", {"phase": phases.CONTAINER_START, "time": round(began, 3)})
+    append_json(directory / "phases.jsonl", {"phase": phases.BRING_UP, "time": began + 40})
+    third = read_state(run, queue).segments[2]
+    assert (third.phase, third.seconds) == (phases.BRING_UP, {phases.CONTAINER_START: 40.0})

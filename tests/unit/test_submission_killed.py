@@ -14,10 +14,12 @@ from dsv4kit.cli.status import table
 from dsv4kit.config.loading import Override
 from dsv4kit.launch.cancel import cancel_run
 from dsv4kit.launch.chain import planned
+from dsv4kit.launch.changes import Asked
+from dsv4kit.launch.freeze import half_renewed
 from dsv4kit.launch.resume import Resumption
 from dsv4kit.launch.run_dir import find_run
 from dsv4kit.launch.state import NOT_SUBMITTED, read_state
-from dsv4kit.run.files import write_json
+from dsv4kit.run.files import read_object, write_json
 
 
 def killed(act: Callable[[], object], moment: int) -> bool:
@@ -121,6 +123,33 @@ def test_a_resume_that_waits_for_one_that_was_killed_says_so_at_once(cluster: Cl
         " waiting up to 60 s to see which"
     )
     assert said[1].startswith("run first: goes on from step 0 of 12")
+
+
+def test_a_renewal_of_the_kit_that_was_killed_at_any_moment_is_finished_by_the_next_resume(cluster: Cluster) -> None:
+    """Between its two renames the run had no kit, and after them one that did not understand the run's node.json."""
+    submission = cluster.submission(Override("schedule.steps", 4, "test"))
+    interrupted = moment = 0
+    while True:
+        moment += 1
+        submission.submit(lambda line: None)
+        cancel_run(cluster.run, cluster.slurm)
+        (cluster.run.kit / "of an older kit").touch()
+        write_json(cluster.run.node_spec_file, {**read_object(cluster.run.node_spec_file), "of_old": 1})
+        renewal = Resumption(cluster.run, cluster.slurm, asked=Asked(new_kit=True))
+        if not killed(lambda r=renewal: r.submit(lambda line: None), moment):  # type: ignore[misc]
+            break
+        cancel_run(cluster.run, cluster.slurm)
+        (cluster.run.path / "resume.json").unlink(missing_ok=True)
+        said: list[str] = []
+        Resumption(cluster.run, cluster.slurm).submit(said.append)
+        interrupted += "was killed; the kit is renewed now" in said[0]
+        renewed = not (cluster.run.kit / "of an older kit").exists()
+        assert (cluster.run.kit / "dsv4kit" / "node" / "agent.py").exists()
+        assert ("of_old" in read_object(cluster.run.node_spec_file)) == (not renewed)
+        assert not half_renewed(cluster.run.kit)
+        cancel_run(cluster.run, cluster.slurm)
+        cluster.run.path.rename(cluster.root / f"{moment}")
+    assert interrupted >= 3
 
 
 def test_what_a_refused_resume_was_asked_is_not_asked_of_the_next_one(cluster: Cluster) -> None:

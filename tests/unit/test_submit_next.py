@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -61,8 +63,8 @@ class Chain:
             (root / "bin" / name).write_text(CLIENTS)
             (root / "bin" / name).chmod(0o755)
 
-    def submit_next(self, limit: int = 3, tries: int = 2, last: int = 9, **env: str) -> int:
-        values = [self.run.segment(2).path, JOB_NAME, last, limit, tries, 0]
+    def submit_next(self, limit: int = 3, tries: int = 2, last: int = 9, wait: int = 0, **env: str) -> int:
+        values = [self.run.segment(2).path, JOB_NAME, last, limit, tries, 0, wait]
         environment = {**os.environ, "PATH": f"{self.root / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7", **env}
         done = subprocess.run(["bash", SCRIPT, *map(str, values)], env=environment, capture_output=True, text=True)
         self.said = done.stdout + done.stderr
@@ -103,7 +105,7 @@ def test_nothing_is_submitted_twice_nor_behind_the_end_of_the_chain(chain: Chain
 
 
 def test_two_that_submit_at_the_same_time_submit_each_segment_once(chain: Chain) -> None:
-    command = ["bash", SCRIPT, str(chain.run.segment(2).path), JOB_NAME, "9", "8", "2", "0"]
+    command = ["bash", SCRIPT, str(chain.run.segment(2).path), JOB_NAME, "9", "8", "2", "0", "0"]
     env = {**os.environ, "PATH": f"{chain.root / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
     both = [subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL) for _ in range(4)]
     for process in both:
@@ -119,15 +121,40 @@ def test_a_job_that_nobody_lived_to_note_is_found_in_the_queue(chain: Chain) -> 
     assert len(chain.submitted) == 1
 
 
-def test_whoever_is_at_it_is_left_to_it_until_he_must_be_dead(chain: Chain) -> None:
+@pytest.mark.parametrize(("content", "alive_s", "dead_s"), [("", 60, 150), ("5\n", 500, 700)])
+def test_whoever_is_at_it_is_left_to_it_until_it_must_be_dead(
+    chain: Chain, content: str, alive_s: int, dead_s: int
+) -> None:
+    """`dsv4kit submit`, whose file is empty, is given two minutes; another job ten."""
     claim = chain.run.segment(3).submitting_file
-    claim.write_text("")
+    claim.write_text(content)
+    os.utime(claim, (time.time() - alive_s,) * 2)
     assert chain.submit_next() == 0
     assert (chain.ids, chain.submitted) == ([], [])
-    os.utime(claim, (1, 1))
+    os.utime(claim, (time.time() - dead_s,) * 2)
     assert chain.submit_next() == 0
     assert chain.ids == ["11", "12"]
     assert not claim.exists()
+
+
+def test_the_end_of_a_segment_waits_for_a_submission_that_may_have_been_killed(chain: Chain) -> None:
+    """The first segment was over within minutes, so nobody submitted the others, and the chain ended early."""
+    claim = chain.run.segment(3).submitting_file
+    claim.write_text("")
+    os.utime(claim, (time.time() - 118,) * 2)
+    assert chain.submit_next(wait=20) == 0
+    assert chain.ids == ["11", "12"]
+
+
+def test_a_submission_that_lives_is_waited_for_and_nothing_submitted_twice(chain: Chain) -> None:
+    third = chain.run.segment(3)
+    third.submitting_file.write_text("")
+    job = f"PENDING|afterany:7|{JOB_NAME}|{third.script}\n"
+    submitter = threading.Timer(1, (chain.root / "jobs" / "9").write_text, [job])
+    submitter.start()
+    assert chain.submit_next(wait=100) == 0
+    assert chain.ids == ["9", "11"]
+    submitter.join()
 
 
 def test_a_refusal_is_tried_again_and_its_reason_stays_until_it_works(chain: Chain) -> None:

@@ -6,6 +6,8 @@ The sums agree with what is published to the rounding of the publication (tests/
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 SWA, CSA, HCA = 0, 4, 128
@@ -94,6 +96,7 @@ def layer_expert_params(g: ModelShape) -> int:
     return g.num_experts * expert_params(g)
 
 
+@lru_cache(maxsize=64)
 def layer_dense_params(g: ModelShape, ratio: int) -> int:
     """One layer without its routed experts."""
     norms = 2 * g.hidden_size + g.q_lora_rank + g.head_dim
@@ -128,6 +131,13 @@ def mtp_dense_params(g: ModelShape) -> int:
     return layer_dense_params(g, SWA) + 2 * g.hidden_size**2 + 3 * g.hidden_size + stream_head_params(g)
 
 
+@lru_cache(maxsize=64)
+def dense_before(g: ModelShape) -> tuple[int, ...]:
+    """Dense parameters of all layers before each one, and last of all of them."""
+    return (0, *accumulate(layer_dense_params(g, ratio) for ratio in g.layer_ratios))
+
+
+@lru_cache(maxsize=64)
 def layer_released_bytes(g: ModelShape, ratio: int) -> float:
     """Bytes of one layer's dense part as released and as vLLM holds it."""
     bf16 = router_params(g) + compressor_params(g, ratio, g.head_dim)
@@ -148,6 +158,7 @@ class Totals(NamedTuple):
     released_with_mtp_bytes: float
 
 
+@lru_cache(maxsize=64)
 def totals(g: ModelShape) -> Totals:
     """Parameters and released bytes of the whole model."""
     dense = sum(layer_dense_params(g, ratio) for ratio in g.layer_ratios)

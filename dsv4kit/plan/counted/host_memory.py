@@ -161,6 +161,16 @@ def node_memory(
     return _merged(found)
 
 
+def held_gb(
+    q: Question, shares: Sequence[Share], c: Coefficients, rollout_weights_gb: float = 0.0
+) -> tuple[float, ...]:
+    """Physical GB of each node, in rank order, without its processes (`base_gb`, `head_extra_gb`)."""
+    factor, pins = pinned_factor(q.geometry, q.levers), bool(c.of("precision_aware_pins_master"))
+    per_stage = [_total(_per_gpu(q, share, factor, pins)) / GB for share in shares]
+    asleep = rollout_weights_gb * q.parallel.gpus_per_node if q.rollout and q.rollout.sleep_level == 1 else 0.0
+    return tuple(sum(per_stage[stage] for stage in _stages(q, node)) + asleep for node in range(q.parallel.nodes))
+
+
 def _node(
     q: Question,
     shares: Sequence[Share],

@@ -103,13 +103,17 @@ class Levers(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One step: sequences, their lengths, and the tokens of one micro-batch on one rank."""
+    """One step: sequences, their lengths, and the tokens of one micro-batch on one rank.
+
+    `packed`: verl fills micro-batches up to so many tokens; else they hold a fixed number of sequences.
+    """
 
     sequences: int
     prompt_tokens: int
     response_tokens: int
     micro_batch_tokens: int
     mean_response_tokens: int | None = None
+    packed: bool = True
 
     @property
     def sequence_tokens(self) -> int:

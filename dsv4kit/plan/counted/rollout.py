@@ -7,7 +7,9 @@ parallel rank and tensor parallelism does not split it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 from dsv4kit.plan.counted import geometry as geo
 from dsv4kit.plan.counted.coefficients import Coefficients
@@ -21,7 +23,7 @@ _INDEX_ENTRY = {1: 132, 2: 256}
 
 
 class RolloutMemory(NamedTuple):
-    """One GPU of a replica, GB."""
+    """One GPU of a replica, GB; `spread_gb`: how far what is taken beside the cache may be below and above."""
 
     replicas: int
     experts_gb: float
@@ -34,6 +36,14 @@ class RolloutMemory(NamedTuple):
     kv_tokens: int
     sequence_gb: float
     fits: bool
+    spread_gb: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def word(self) -> Literal["fit", "tight", "no"]:
+        """Whether a longest sequence fits: `tight` where it depends on what is only estimated."""
+        if self.kv_gb + self.spread_gb[0] < self.sequence_gb:
+            return "no"
+        return "fit" if self.kv_gb - self.spread_gb[1] >= self.sequence_gb else "tight"
 
     @property
     def weights_gb(self) -> float:
@@ -46,6 +56,7 @@ class RolloutMemory(NamedTuple):
         return self.budget_gb - self.weights_gb - self.activations_gb - self.overhead_gb
 
 
+@lru_cache(maxsize=64)
 def kv_bytes_per_token(g: geo.ModelShape, kv_bytes: int) -> float:
     """All layers together; sliding-window layers keep none beyond their window."""
     per_ratio = {
@@ -56,6 +67,7 @@ def kv_bytes_per_token(g: geo.ModelShape, kv_bytes: int) -> float:
     return sum(per_ratio[ratio] for ratio in g.layer_ratios)
 
 
+@lru_cache(maxsize=64)
 def sequence_constant_bytes(g: geo.ModelShape) -> float:
     """Per sequence and independent of its length: sliding window (bf16) and the compressors' open windows (fp32)."""
     window = g.sliding_window * g.head_dim * 2 * g.num_layers
@@ -65,6 +77,7 @@ def sequence_constant_bytes(g: geo.ModelShape) -> float:
     return window + states
 
 
+@lru_cache(maxsize=512)
 def weights_gb(g: geo.ModelShape, rollout: RolloutSplit) -> tuple[float, float, float]:
     """Experts, dense part, and embedding with head on one GPU, in GB."""
     experts = g.num_layers * g.num_experts / rollout.expert * geo.expert_params(g) * geo.MXFP4_BYTES
@@ -74,6 +87,12 @@ def weights_gb(g: geo.ModelShape, rollout: RolloutSplit) -> tuple[float, float, 
     dense = sum(geo.layer_released_bytes(g, ratio) - saved for ratio in g.layer_ratios)
     head = (geo.embedding_params(g) + geo.head_params(g)) * geo.BF16_BYTES / rollout.tensor
     return experts / GB, dense / GB, head / GB
+
+
+def _spread_gb(g: geo.ModelShape, rollout: RolloutSplit, c: Coefficients) -> tuple[float, float]:
+    tokens = g.hidden_size / REFERENCE_HIDDEN * rollout.max_batched_tokens / GB
+    per_token, overhead = c.spread("rollout_activation_bytes_per_token"), c.spread("rollout_overhead_gb")
+    return math.hypot(per_token[0] * tokens, overhead[0]), math.hypot(per_token[1] * tokens, overhead[1])
 
 
 def rollout_memory(
@@ -101,4 +120,5 @@ def rollout_memory(
         kv_tokens=max(0, int(left * GB / per_token)),
         sequence_gb=sequence,
         fits=left >= sequence,
+        spread_gb=_spread_gb(g, rollout, c),
     )

@@ -80,7 +80,9 @@ def shares(q: Question) -> tuple[Share, ...]:
 
 def _share(q: Question, rank: int, stage: PipelineStage) -> Share:
     g, p = q.geometry, q.parallel
-    dense = sum(geo.layer_dense_params(g, g.compress_ratios[layer]) for layer in stage.layers)
+    before = geo.dense_before(g)
+    # The layers of a stage are neighbours.
+    dense = before[stage.layers[-1] + 1] - before[stage.layers[0]] if stage.layers else 0
     active = dense + len(stage.layers) * g.experts_per_token * geo.expert_params(g)
     # Megatron builds the embedding on the stage of the MTP layer too (`pre_process or mtp_process`).
     embeddings = stage.embedding or bool(stage.mtp)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dsv4kit.errors import UserError
 from dsv4kit.plan.counted.inputs import Levers, Question
+from dsv4kit.plan.counted.layout import parse
 from dsv4kit.plan.counted.shards import layout_of
 
 
@@ -52,6 +54,9 @@ CARD = Point(
 )
 
 MEMORY = ("hardware", "model", "recipe")
+# What memory goes by smoothly: between two measured values it is not extrapolated.
+MEMORY_RANGES = ("nodes", "expert", "context", "response_tokens")
+_WORDS = {"pipeline": "PP", "expert": "EP", "context": "CP"}
 TIME = (
     *MEMORY,
     *("nodes", "pipeline", "expert", "context", "sequences", "prompt_tokens", "response_tokens"),
@@ -100,7 +105,28 @@ def extrapolated(q: Question, points: Sequence[Point], names: Sequence[str], kin
 
 def _differences(own: Point, point: Point, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(
-        f"{name.replace('_', ' ')} {getattr(own, name)} (measured: {getattr(point, name)})"
+        f"{_WORDS.get(name, name.replace('_', ' '))} {getattr(own, name)} (measured: {getattr(point, name)})"
         for name in names
-        if getattr(own, name) != getattr(point, name)
+        if _comparable(own, name) != _comparable(point, name)
     )
+
+
+def _comparable(point: Point, name: str) -> object:
+    """The value; of a layout its stages, which can be written in several ways."""
+    value = getattr(point, name)
+    try:
+        return parse(value) if name == "layout" else value
+    except UserError:
+        return value
+
+
+def beyond(q: Question, points: Sequence[Point]) -> tuple[str, ...]:
+    """Lengths and splits that lie outside everything that memory was measured with."""
+    own = point_of(q)
+    found = []
+    for name in MEMORY_RANGES:
+        value, measured = getattr(own, name), [getattr(point, name) for point in points]
+        if measured and not min(measured) <= value <= max(measured):
+            span = f"{min(measured)} to {max(measured)}" if min(measured) < max(measured) else f"{min(measured)}"
+            found.append(f"{_WORDS.get(name, name.replace('_', ' '))} {value} (measured: {span})")
+    return tuple(found)

@@ -1,103 +1,210 @@
-"""What a run showed: peaks of the node sampler's files, and step times of verl's file logger.
+"""What a run showed, attempt by attempt: memory of its nodes in the updates, step times of verl's file logger, saves.
 
-verl's own memory metrics are not used: they show the last pipeline stage only.
+Only attempts that trained a step count. verl's own memory metrics are not used: they show the last pipeline stage only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from dsv4kit.checkpoint.inspection import step_directories
+from dsv4kit.checkpoint.shard_files import walk_sizes
 from dsv4kit.plan.counted.units import GB, MIB
-from dsv4kit.run import metrics, node_files, samples
+from dsv4kit.plan.fitted.timeline import Window, update_windows
+from dsv4kit.run import metrics, node_files, phases, samples
 from dsv4kit.run.directory import AttemptDir, RunDir
+from dsv4kit.run.files import read_object
+from dsv4kit.run.metrics import StepMetrics
 from dsv4kit.run.node_files import NodeFiles
+from dsv4kit.run.phases import Mark
 
 
-class Peaks(NamedTuple):
-    """Peaks of one node: host memory in GB, the fullest of its GPUs in GiB (None where there is none)."""
+class Shape(NamedTuple):
+    """What has to be known of a run to read its files; `gpu_memory_numa`: NUMA nodes that are not host memory."""
+
+    nodes: int
+    has_rollout: bool
+    save_freq: int
+    gpu_memory_numa: tuple[int, ...] = ()
+
+
+class NodeSeen(NamedTuple):
+    """One node of an attempt.
+
+    `first`, `last`: the places it may have among the nodes in the order of ranks; equal where no node is missing.
+    `host_gb`: its peak since training began; None without samples. `gpu_gib`: the peak of each GPU within updates.
+    """
 
     node: str
-    host_gb: float
-    gpu_gib: float | None
+    first: int
+    last: int
+    head: bool
+    host_gb: float | None
+    gpu_gib: tuple[float, ...] = ()
 
 
-class Times(NamedTuple):
-    """Seconds; medians over all steps but the first of each attempt. None where verl logged nothing of it."""
+class AttemptSeen(NamedTuple):
+    """One attempt that trained so many steps. Times in seconds.
 
-    steady_s: float
-    generation_s: float | None
-    update_weights_s: float | None
+    `fresh`: the run's first, whose first step compiled kernels. `first_s` is that step, `steady` every later one, by
+    verl's names. `save_s`: of each save, by what verl timed or else node 0's marks. `why_no_gpu`: why there are no GPU
+    peaks, where there are none.
+    """
+
+    name: str
+    trained: int
+    fresh: bool
+    nodes: tuple[NodeSeen, ...]
     first_s: float | None
+    steady: tuple[Mapping[str, float], ...]
+    setup_s: float | None
+    save_s: tuple[float, ...]
+    why_no_gpu: str = ""
 
 
 class Observation(NamedTuple):
-    """One run."""
+    """One run. `left_out`: attempts that say nothing, and why; `checkpoint_gb`: the newest one's size on disk."""
 
     run: str
-    peaks: tuple[Peaks, ...]
-    times: Times | None
+    attempts: tuple[AttemptSeen, ...]
+    left_out: tuple[tuple[str, str], ...]
+    checkpoint_gb: float | None = None
 
 
-def observe(run_dir: Path, gpu_memory_numa: Sequence[int] = ()) -> Observation:
-    """Peaks and times of the run at `run_dir`; `gpu_memory_numa` are NUMA nodes that are not host memory."""
-    by_node: dict[str, Peaks] = {}
-    attempts = RunDir(run_dir).attempts()
-    for node in (node for attempt in attempts for node in node_files.sampled(attempt)):
-        if peaks := _peaks(node, gpu_memory_numa):
-            before = by_node.get(peaks.node)
-            by_node[peaks.node] = _higher(before, peaks) if before else peaks
-    return Observation(run_dir.name, tuple(by_node.values()), _times(attempts))
+def observe(run_dir: Path, shape: Shape) -> Observation:
+    """All attempts of the run at `run_dir`."""
+    run = RunDir(run_dir)
+    found: list[AttemptSeen] = []
+    left_out: list[tuple[str, str]] = []
+    changed = _changed(run)
+    for attempt in run.attempts():
+        name = f"{attempt.segment.path.name}/{attempt.path.name}"
+        steps = [step for step in metrics.read_metrics(attempt.metrics_file) if step.trained or _timed(step)]
+        if not steps:
+            left_out.append((name, "trained no step"))
+        elif attempt.segment.number < changed:
+            left_out.append((name, f"settings were changed from segment {changed} on"))
+        else:
+            found.append(_attempt(name, attempt, steps, shape, fresh=not found))
+    return Observation(run_dir.name, tuple(found), tuple(left_out), _checkpoint_gb(run))
 
 
-def _higher(one: Peaks, other: Peaks) -> Peaks:
-    gpus = [gib for gib in (one.gpu_gib, other.gpu_gib) if gib is not None]
-    return Peaks(one.node, max(one.host_gb, other.host_gb), max(gpus, default=None))
+def _timed(step: StepMetrics) -> bool:
+    return metrics.STEP_TIME in step.data
 
 
-def _peaks(node: NodeFiles, gpu_memory_numa: Sequence[int]) -> Peaks | None:
-    host: list[float] = []
-    gpu: list[float] = []
-    for row in samples.read(node.samples):
-        if samples.MEMORY_USED in row:  # not half a last line
-            host.append(row[samples.MEMORY_USED] - sum(row.get(samples.numa_used(i), 0.0) for i in gpu_memory_numa))
-            gpu += [value for name, value in row.items() if samples.is_gpu(name)]
-    if not host:
-        return None
-    return Peaks(node.host, max(host) * MIB / GB, max(gpu) / 1024 if gpu else None)
-
-
-def _times(attempts: Iterable[AttemptDir]) -> Times | None:
-    first: list[float] = []
-    steps: list[dict[str, float]] = []
-    for attempt in attempts:
-        records = _records(attempt.metrics_file)
-        if records:
-            first.append(records[0][metrics.STEP_TIME])
-            steps += records[1:]
-    if not steps:
-        return None
-    return Times(
-        steady_s=median(_without_save(step) for step in steps),
-        generation_s=_median(steps, metrics.GENERATION_TIME),
-        update_weights_s=_median(steps, metrics.WEIGHT_SYNC_TIME),
-        first_s=first[0] if first else None,
+def _changed(run: RunDir) -> int:
+    """The last segment from which on a resume changed what times or memory go by; 0 for none."""
+    harmless = ("schedule.steps", "schedule.time", "schedule.segment_steps", "schedule.spare_segments", "tracking.")
+    return max(
+        (
+            segment.number
+            for segment in run.segments()
+            if any(not key.startswith(harmless) for key in read_object(segment.changes_file))
+        ),
+        default=0,
     )
 
 
-def _without_save(step: dict[str, float]) -> float:
-    return step[metrics.STEP_TIME] - step.get(metrics.SAVE_TIME, 0.0)
+def _attempt(name: str, attempt: AttemptDir, steps: Sequence[StepMetrics], shape: Shape, fresh: bool) -> AttemptSeen:
+    marks, _ = phases.parse(_lines(attempt.phases_file))
+    timed = [{key: value for key, value in step.data.items() if value is not None} for step in steps]
+    began = next((mark.time for mark in marks if mark.phase == phases.STEPS), None)
+    whole = all(metrics.STEP_TIME in step for step in timed)
+    windows = update_windows(marks, timed if whole else (), shape.has_rollout)
+    nodes = tuple(_nodes(attempt, began, windows, shape))
+    verls = tuple(step[metrics.SAVE_TIME] for step in timed if metrics.SAVE_TIME in step)
+    first, steady = _without_save(timed) if whole else _between_saves(marks, shape.save_freq)
+    return AttemptSeen(
+        name=name,
+        trained=len(steps),
+        fresh=fresh,
+        nodes=nodes,
+        first_s=first,
+        steady=steady,
+        setup_s=began - marks[0].time if began is not None else None,
+        save_s=verls or tuple(b.time - a.time for a, b in pairwise(marks) if a.phase == phases.SAVE),
+        why_no_gpu="" if any(node.gpu_gib for node in nodes) else _why_no_gpu(marks, windows),
+    )
 
 
-def _median(steps: Sequence[dict[str, float]], name: str) -> float | None:
-    values = [step[name] for step in steps if name in step]
-    return median(values) if values else None
+def _without_save(steps: Sequence[Mapping[str, float]]) -> tuple[float, tuple[Mapping[str, float], ...]]:
+    """The first step, and the others, their saves taken out of them."""
+    bare = [{**step, metrics.STEP_TIME: step[metrics.STEP_TIME] - step.get(metrics.SAVE_TIME, 0.0)} for step in steps]
+    return bare[0][metrics.STEP_TIME], tuple(bare[1:])
 
 
-def _records(path: Path) -> list[dict[str, float]]:
-    """The steps that were trained and timed."""
-    steps = (step.data for step in metrics.read_metrics(path))
-    numbers = ({name: value for name, value in data.items() if value is not None} for data in steps)
-    return [values for values in numbers if metrics.STEP_TIME in values]
+def _between_saves(marks: Sequence[Mark], save_freq: int) -> tuple[float | None, tuple[Mapping[str, float], ...]]:
+    """The same where verl times no steps (SFT): from one save to the next there are `save_freq`."""
+    lengths = [b.time - a.time for a, b in pairwise(marks) if (a.phase, b.phase) == (phases.STEPS, phases.SAVE)]
+    steady = [length / save_freq for length in lengths[1:]]
+    if not steady:
+        return None, ()
+    return lengths[0] - (save_freq - 1) * median(steady), tuple({metrics.STEP_TIME: took} for took in steady)
+
+
+def _why_no_gpu(marks: Sequence[Mark], windows: Sequence[Window]) -> str:
+    if not marks:
+        return "node 0 left no marks of its phases"
+    if not windows:
+        return "no save tells when its updates ran, so that vLLM's share of a GPU cannot be told from the trainer's"
+    return "no sample of a GPU lies within an update"
+
+
+def _nodes(attempt: AttemptDir, began: float | None, windows: Sequence[Window], shape: Shape) -> Iterator[NodeSeen]:
+    """In the order in which verl places ranks: IP addresses as text."""
+    sampled = {node.host: node for node in node_files.sampled(attempt)}
+    addresses = {report.host: report.address for report in node_files.reports(attempt)}
+    hosts = sorted({*sampled, *addresses}, key=lambda host: (addresses.get(host, ""), host))
+    # Without an address nobody knows a node's place, and more nodes than the run has were not all its own.
+    placed = all(host in addresses for host in hosts) and len(hosts) <= shape.nodes
+    missing = shape.nodes - len(hosts)
+    head = _head(attempt)
+    for place, host in enumerate(hosts):
+        first, last = (place, place + missing) if placed else (0, shape.nodes - 1)
+        host_gb, gpus = _peaks(sampled.get(host), began, windows, shape.gpu_memory_numa)
+        yield NodeSeen(host, first, last, addresses.get(host, host) == head, host_gb, gpus)
+
+
+def _head(attempt: AttemptDir) -> str | None:
+    """Address of the node that has Ray's head, or where torchrun meets."""
+    address = read_object(attempt.ray_head_file).get("address") or read_object(attempt.torchrun_file).get("address")
+    return address.rpartition(":")[0] or address if isinstance(address, str) else None
+
+
+def _peaks(
+    node: NodeFiles | None, began: float | None, windows: Sequence[Window], numa: Sequence[int]
+) -> tuple[float | None, tuple[float, ...]]:
+    if node is None or began is None:
+        return None, ()
+    times, columns = samples.table(node.samples)
+    used = columns.get(samples.MEMORY_USED, [])
+    of_gpus = [columns[name] for index in numa if (name := samples.numa_used(index)) in columns]
+    host = [
+        used[row] - sum(column[row] for column in of_gpus) for row, time in enumerate(times) if used and time >= began
+    ]
+    rows = [row for row, time in enumerate(times) if any(window.holds(time) for window in windows)]
+    gpus = [columns[name] for name in columns if samples.is_gpu(name)]
+    peaks = tuple(max(column[row] for row in rows) / 1024 for column in gpus) if rows else ()
+    return (max(host) * MIB / GB if host else None), peaks
+
+
+def _checkpoint_gb(run: RunDir) -> float | None:
+    """Size of the newest checkpoint on disk."""
+    directory = Path(read_object(run.node_spec_file).get("checkpoint_dir") or run.checkpoints)
+    try:
+        newest = step_directories(directory)[-1:]
+        return sum(sum(walk_sizes(step).values()) for step in newest) / GB or None
+    except OSError:
+        return None
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().split(b"\n")
+    except OSError:
+        return []

@@ -43,7 +43,10 @@ def render(rows: Sequence[Compared]) -> str:
                 f"{gpu_hours:,.0f}" if math.isfinite(gpu_hours) else "-",
             )
         )
-    return "\n".join([table(header, lines), *notes])
+    asked = dict.fromkeys(f"{row.plan.question.model} {row.plan.question.recipe}" for row in rows if row.plan)
+    return "\n".join(
+        [*(["all of them: " + next(iter(asked))] if len(asked) == 1 else []), table(header, lines), *notes]
+    )
 
 
 def as_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from dsv4kit.plan.counted import geometry as geo
+from dsv4kit.plan.shown.recommended import recommended
 from dsv4kit.text_table import aligned
 
 if TYPE_CHECKING:
@@ -30,14 +32,33 @@ _PARTS: tuple[tuple[str, str, Callable[[NodeMemory], float]], ...] = (
 )
 
 
-def render(plan: Plan, levers: Sequence[Lever] = (), least_nodes: int | None = None) -> str:
-    """The whole answer; `least_nodes` is said where it does not fit."""
+_TERMS = (
+    "Terms: PP pipeline stages, each some of the layers; EP GPUs that share the experts; CP GPUs that share each"
+    " sequence; TP GPUs that share each matrix; DP copies that work on different sequences; micro-batch: what a stage"
+    " works on at a time; pinned: host memory locked for copies from and to GPUs; Adam: the optimizer, whose moments"
+    " and masters (fp32 weights) are its state; segment: one Slurm job of the run."
+)
+
+
+def render(
+    plan: Plan,
+    levers: Sequence[Lever] = (),
+    least_nodes: int | None = None,
+    command: Callable[[Mapping[str, object]], str] | None = None,
+) -> str:
+    """The whole answer; `least_nodes` is said where it does not fit.
+
+    `command` gives what takes a recommendation, from the variables that have to be set.
+    """
     blocks = [_verdict(plan, least_nodes), _head(plan), _gpu(plan), _phases(plan), _host(plan)]
     if plan.memory.rollout:
         blocks.append(_rollout(plan))
     blocks += [_checkpoint(plan), _time(plan), _warnings(plan)]
     if levers:
         blocks.append(_levers(levers))
+    if command:
+        blocks.append(_recommended(plan, levers, command))
+    blocks.append(_wrapped(_TERMS))
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -77,6 +98,9 @@ def _verdict(plan: Plan, least_nodes: int | None) -> str:
     stage = plan.memory.fullest_stage
     used = f", {stage.need_gib:.0f} of {stage.limit_gib:.0f} GiB ({stage.fullest.low_gib:.0f} to"
     used += f" {stage.fullest.high_gib:.0f})"
+    node = plan.memory.fullest_node
+    if node.physical_gb + node.spread_gb[1] > node.limit_gb:
+        used += f" and a node {node.physical_gb:.0f} of {node.limit_gb:.0f} GB"
     lines = [f"VERDICT: {_SAYS[plan.verdict.verdict]}{used}{least}", cost(plan), _loss(plan)]
     lines += [_wrapped(reason, "  ", "    ") for reason in plan.verdict.reasons]
     if plan.question.not_considered:
@@ -90,10 +114,21 @@ def cost(plan: Plan) -> str:
     if not s.goodput:
         return "COST: never done, no step survives to the next save" if s.steps else "COST: never done"
     low, high = plan.steady_interval_s
-    return _wrapped(
-        f"COST: {s.days:.1f} days, {s.node_hours * q.parallel.gpus_per_node:,.0f} GPU-hours, {s.node_hours:,.0f}"
-        f" node-hours for {q.schedule.steps} steps of {plan.step.steady_s:.0f} s ({low:.0f} to {high:.0f})"
+    least, most = plan.days_interval
+    days = f"{s.days:.1f} days ({least:.1f} to {_days(most)})" if s.days >= 1 else _hours(s.days, least, most)
+    return (
+        f"COST: {days}, {s.node_hours * q.parallel.gpus_per_node:,.0f} GPU-hours, {s.node_hours:,.0f}"
+        f" node-hours: {q.schedule.steps} steps of {plan.step.steady_s:.0f} s ({low:.0f} to {high:.0f})"
     )
+
+
+def _days(value: float) -> str:
+    return f"{value:.1f}" if math.isfinite(value) else "never"
+
+
+def _hours(*days: float) -> str:
+    now, least, most = (f"{24 * value:.1f}" if math.isfinite(value) else "never" for value in days)
+    return f"{now} hours ({least} to {most})"
 
 
 def _loss(plan: Plan) -> str:
@@ -232,10 +267,14 @@ def _checkpoint(plan: Plan) -> str:
 
 def _time(plan: Plan) -> str:
     step, s, q = plan.step, plan.segment, plan.question
-    parts = (
+    of_grpo = (
         f"generation {step.generation_s:.0f}, weight update {step.update_weights_s:.0f}, training {step.train_s:.0f}:"
-        f" log-probabilities {step.log_probs_s:.0f}, pipeline {step.update_s:.0f}, Adam and moves"
-        f" {step.optimizer_s:.0f}" + (f"; validation {step.validation_s:.0f}, at least" if step.validation_s else "")
+        f" log-probabilities {step.log_probs_s:.0f}, "
+    )
+    parts = (
+        (of_grpo if q.rollout else "")
+        + f"pipeline {step.update_s:.0f}, Adam and moves {step.optimizer_s:.0f}"
+        + (f"; validation {step.validation_s:.0f}, at least" if step.validation_s else "")
     )
     extrapolated = f" Extrapolated: {', '.join(plan.step_extrapolated)}." if plan.step_extrapolated else ""
     speed = f" {step.tokens_per_gpu_s:.1f} tokens per GPU and second over the step"
@@ -255,15 +294,20 @@ def _time(plan: Plan) -> str:
             f" them train ({s.useful:.0%} without failures), waiting in the queue not counted."
         )
         lines.append(
-            f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate); saving"
-            f" every {s.daly_h:.1f} h (Daly; Young {s.young_h:.1f}) loses least: SAVE_FREQ={s.save_steps}, now"
-            f" {q.schedule.save_freq}."
+            f"Saving: a failure every {s.mtbf_h:.0f} h is expected on {q.parallel.nodes} nodes (guessed rate). What"
+            f" saves and failures cost together is least with a save every {s.daly_h:.1f} h by Daly's formula"
+            f" ({s.young_h:.1f} by Young's): every {s.save_steps} steps, now {q.schedule.save_freq}."
         )
     return "\n".join(_wrapped(line) for line in lines)
 
 
 def _warnings(plan: Plan) -> str:
     return "\n".join(_wrapped(text, "note: ", "      ") for text in plan.verdict.warnings)
+
+
+def _recommended(plan: Plan, levers: Sequence[Lever], command: Callable[[Mapping[str, object]], str]) -> str:
+    found = recommended(plan, levers)
+    return "\n".join(f"{_wrapped('recommended: ' + x.what)}\n    {command(x.variables)}" for x in found)
 
 
 def _levers(levers: Sequence[Lever]) -> str:

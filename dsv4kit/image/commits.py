@@ -30,10 +30,12 @@ def find(source: GitSource, url: str | None = None) -> Commit:
     place = url or source.url
     with tempfile.TemporaryDirectory(prefix="dsv4kit-") as directory:
         _git("clone", "--quiet", "--bare", "--filter=tree:0", "--single-branch", place, directory, about=place)
-        full = [_git("-C", directory, "rev-parse", f"{c}^{{commit}}", about=place) for c in source.contains]
-        chosen = next((sha for sha in [*full, "HEAD"] if all(_has(directory, sha, other) for other in full)), None)
-        if chosen is None:
-            raise UserError(f"{place}: its main branch is without {', '.join(source.contains)}")
+        full = []
+        for commit in source.contains:
+            if not _has(directory, "HEAD", commit):
+                raise UserError(f"{place}: its main branch is without {commit}")
+            full.append(_git("-C", directory, "rev-parse", f"{commit}^{{commit}}", about=place))
+        chosen = next(sha for sha in [*full, "HEAD"] if all(_has(directory, sha, other) for other in full))
         return Commit(*_git("-C", directory, "log", "-1", "--format=%H%n%cs%n%s", chosen, about=place).split("\n", 2))
 
 

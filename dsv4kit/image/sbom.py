@@ -91,15 +91,15 @@ def _components(known: Mapping[str, Any], manifest: Mapping[str, Any]) -> Iterat
 
 
 def _licences(entry: Mapping[str, str]) -> Iterator[Any]:
-    from cyclonedx.exception.factory import CycloneDxFactoryException
-    from cyclonedx.factory.license import LicenseFactory
+    from cyclonedx.contrib.license.exceptions import LicenseFactoryException
+    from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model.license import LicenseAcknowledgement
 
     factory, declared = LicenseFactory(), LicenseAcknowledgement.DECLARED
     if expression := entry.get("expression"):
         try:
             yield factory.make_with_expression(expression, acknowledgement=declared)
-        except CycloneDxFactoryException:  # no expression after all
+        except LicenseFactoryException:  # no expression after all
             yield factory.make_with_name(expression, acknowledgement=declared)
     elif named := entry.get("licence"):
         yield factory.make_from_string(named, license_acknowledgement=declared)

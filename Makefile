@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench bench-bringup lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image pins sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench bench-bringup lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -22,7 +22,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval export DSV4KIT_MAKE_$v := $$(value $v)))
 $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 
 # The kit knows what its verbs take; the other targets take these.
-KIT_TARGETS := submit plan doctor runs status report track logs explain checkpoints resume cancel export image sources data model
+KIT_TARGETS := submit plan doctor runs status report track logs explain checkpoints resume cancel export image pins sources data model
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
 OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
@@ -84,6 +84,9 @@ export: setup  ## a checkpoint as a directory that vLLM and transformers load [R
 
 image: setup  ## build a container image and its squashfs: make image HW=cpu [IMAGE= ENGINE= BASE_IMAGE= VERL_SHA= ...]
 	@$(KIT) --make image build
+
+pins: setup  ## look up the base image's digest and the commits that no release knows, and record them: make pins HW=gb200 [STACK= AGAIN=1]
+	@$(KIT) --make image pins
 
 sources: setup  ## Megatron-LM and Megatron-Bridge with DeepSeek-V4: how to clone them, are these they [MEGATRON_LM= MEGATRON_BRIDGE= STACK=]
 	@$(KIT) --make sources

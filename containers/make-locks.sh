@@ -10,6 +10,6 @@ compile() { # compile OUT [uv options...]
   "$venv/bin/uv" pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-header --no-annotate \
     --output-file "$@" pyproject.toml
 }
-compile containers/locks/control.lock --group config-tree --group build --group report
-compile containers/locks/dev.lock --group config-tree --group build --group report --group dev --constraints containers/locks/control.lock
+compile containers/locks/control.lock --group config-tree --group build --group report --group sbom
+compile containers/locks/dev.lock --group config-tree --group build --group report --group sbom --group dev --constraints containers/locks/control.lock
 "$venv/bin/python" -m dsv4kit.image.locks "$venv/bin/uv"

@@ -26,6 +26,7 @@ TARGETS = {
         )
     },
     "image build": "image",
+    "image pins": "pins",
     "prepare data": "data",
     "prepare model": "model",
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsv4kit import hints
 from dsv4kit.cli.arguments import add_variables
 from dsv4kit.cli.variables import BUILD_VARIABLES, BY_VERB, ENGINE, IMAGE, SELECTION, SET_OF_BUILD
 from dsv4kit.config import site_values
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 ACTIONS = {
     "build": "build the image of a hardware and write its squashfs; one that is there already is used again",
     "import": "write the squashfs of an image that an engine has, or can fetch",
+    "pins": "look up the base image's digest and the commits that no release knows, and record them",
+    "clean": "remove what builds that were killed have left: containers, mounts, half-written directories",
     "verify": "what is in a squashfs, and whether it fits a run; exit status 1 where it does not",
 }
 
@@ -30,6 +33,10 @@ def add_arguments(action: str, parser: argparse.ArgumentParser) -> None:
     """What the action takes."""
     if action == "build":
         add_variables(parser, BY_VERB["image build"])
+    elif action == "pins":
+        add_variables(parser, BY_VERB["image pins"])
+    elif action == "clean":
+        add_variables(parser, (ENGINE,))
     elif action == "import":
         parser.add_argument("source", metavar="NAME", help="the image, as the engine names it")
         add_variables(parser, (IMAGE, ENGINE))
@@ -42,7 +49,8 @@ def add_arguments(action: str, parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carries out the action."""
     with _ended_in_order():
-        return {"build": _build, "import": _import, "verify": _verify}[args.action](args)
+        actions = {"build": _build, "import": _import, "pins": _pins, "clean": _clean, "verify": _verify}
+        return actions[args.action](args)
 
 
 def _build(args: argparse.Namespace) -> int:
@@ -78,6 +86,40 @@ def _by_job(args: argparse.Namespace, request: BuildRequest) -> Built:
     return image_job.make(request, site, limit, Slurm(), Progress(_say))
 
 
+def _pins(args: argparse.Namespace) -> int:
+    from dsv4kit.image import base, commits, pins, registry
+    from dsv4kit.image.stack import stack_for
+
+    if not args.hw:
+        raise UserError(f"HW is not set; for instance: {hints.command('image pins', HW='gb200')}")
+    stack = stack_for(args.hw, args.stack)
+    again = bool(args.again)
+    found: dict[str, str] = {}
+    if not base.suite_of(stack.base.image) and (again or stack.base.digest is None):
+        found[pins.BASE], who = registry.digest(base.qualified(stack.base.image))
+        _say(f"{stack.name}: {stack.base.image}: {found[pins.BASE]} ({who})")
+    for variable, source in stack.variables.items():
+        if again or source.recorded is None:
+            commit = commits.find(source)
+            found[variable] = commit.sha
+            _say(f"{stack.name}: {variable}: {commit.sha} of {commit.date}: {commit.subject}")
+    if not found:
+        _say(f"{stack.name}: nothing to look up: all is recorded, or made here; AGAIN=1 looks it up anew")
+        return 0
+    pins.record(stack.name, found)
+    _say(f"recorded in {pins.FILE}; commit it, and everybody builds the same")
+    return 0
+
+
+def _clean(args: argparse.Namespace) -> int:
+    from dsv4kit.image.building import clean
+    from dsv4kit.image.progress import Progress
+
+    if not clean(Progress(_say), args.engine):
+        _say("image: nothing is left of any build")
+    return 0
+
+
 def _import(args: argparse.Namespace) -> int:
     from dsv4kit.image import importing
     from dsv4kit.image.building import directory, one_at_a_time
@@ -95,7 +137,8 @@ def _import(args: argparse.Namespace) -> int:
     progress = Progress(_say)
     with one_at_a_time(progress):
         engine = choose(args.engine, directory() / "build")
-        engine.prepare()
+        for name in engine.prepare():
+            progress(f"left by a build that was killed, removed: container {name}")
         if not engine.has(args.source):
             progress(f"fetching {args.source}")
             engine.pull(args.source, args.architecture or os.uname().machine)

@@ -120,6 +120,7 @@ BUILD_VARIABLES = (
     Variable("NVCC_THREADS", "threads of one nvcc"),
     TORCH_INDEX,
 )
+AGAIN = Variable("AGAIN", "1: look up what is recorded too", flag=True)
 SET_OF_BUILD = Variable("SET", "any other variable of the Dockerfile, NAME=VALUE", many=True)
 QUEUE = (
     Variable("PARTITION", "partition, in place of the site's"),
@@ -189,6 +190,7 @@ BY_VERB: Mapping[str, tuple[Variable, ...]] = {
     "submit": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, RUN, FROM, *FREE, DRY_RUN, JSON, FORCE, FOLLOW, TORCH_INDEX),
     "doctor": (*SELECTION, IMAGE, *QUEUE, *SETTINGS, *FREE, JSON, TORCH_INDEX),
     "image build": (SELECTION[0], IMAGE, ENGINE, *BUILD_VARIABLES, *JOB_OF_BUILD, SET_OF_BUILD),
+    "image pins": (SELECTION[0], STACK, AGAIN),
     "prepare data": OF_DATA,
     "prepare model": OF_MODEL,
     "resume": (RUN, SELECTION[3], IMAGE, *QUEUE, *SETTINGS, *FREE, KIT, FROM_STEP, FORGET_NODES, JSON, FOLLOW),

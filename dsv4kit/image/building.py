@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from dsv4kit import locking
 from dsv4kit.config.cache import cache_dir
 from dsv4kit.config.loading import hardware_of
 from dsv4kit.errors import UserError
-from dsv4kit.image import base, host_settings, importing, record, space
-from dsv4kit.image.context import BuildContext, write_context
+from dsv4kit.image import base, host_settings, importing, record, space, wheels
+from dsv4kit.image.context import BuildContext, without_cache_mounts, write_context
 from dsv4kit.image.engine import Build, Engine, remove_tree
 from dsv4kit.image.engines import choose
 from dsv4kit.image.progress import Progress
@@ -59,9 +60,9 @@ def make(request: BuildRequest, progress: Progress) -> Built:
             f"BASE_IMAGE={variables['BASE_IMAGE']!r}: a squashfs is a base for building by a job alone (SITE=...)"
         )
     stack = stack_for(request.hardware, variables.get("STACK") or None)
-    local_base = None
     if not variables.get("BASE_IMAGE") and stack.base.digest is None and base.suite_of(stack.base.image):
-        local_base = variables["BASE_IMAGE"] = base.local_name(stack.base.image, architecture)
+        variables["BASE_IMAGE"] = base.local_name(stack.base.image, architecture)
+    local_base = base.image_of(variables.get("BASE_IMAGE", ""))
     with context_of(request.hardware, variables) as context:
         out = (request.out or default_path(context)).absolute()
         if found := reusable(out, context):
@@ -77,17 +78,20 @@ def make(request: BuildRequest, progress: Progress) -> Built:
         importing.check_writable(out)
         with one_at_a_time(progress):
             engine = choose(request.engine, directory() / "build")
-            engine.prepare()
+            _clear(engine, progress, [Path(context.directory)])
             _require_space(engine, context, machine.device, out)
             log = directory() / "build.log"
             log.unlink(missing_ok=True)
             progress(f"{engine.program} builds {context.tag}; all output goes to {log}")
             if local_base:
-                base.provide(engine, stack.base.image, architecture, log, progress)
+                base.provide(engine, local_base, architecture, log, progress)
             mounts = host_settings.mounts(engine.directory / "host", os.environ)
             arguments = {name: value for name, value in context.build_args.items() if value}
             arguments["BASE_IMAGE"] = base.qualified(context.base_image)
+            if not engine.knows_cache_mounts():
+                without_cache_mounts(context)
             build = Build(context.directory, context.dockerfile, context.tag, architecture, arguments, mounts)
+            _keep_wheels(engine, build, context, log, progress)
             engine.build(build, log, progress)
             made = importing.to_file(
                 engine,
@@ -100,6 +104,36 @@ def make(request: BuildRequest, progress: Progress) -> Built:
                 hardware=context.hardware,
             )
     return Built(out, made, reused=False)
+
+
+def _keep_wheels(engine: Engine, build: Build, context: BuildContext, log: Path, progress: Progress) -> None:
+    """Builds as far as what is compiled, and keeps that: whatever fails afterwards, it is not compiled again."""
+    if not context.to_compile:
+        return
+    tag = f"{context.tag}-wheels"
+    engine.build(dataclasses.replace(build, tag=tag, target="wheels"), log, progress)
+    with engine.files(tag) as root:
+        for name, key in context.to_compile.items():
+            if place := wheels.keep(key, sorted((root / "wheels" / name).glob("*.whl"))):
+                progress(f"kept: {place}")
+
+
+def clean(progress: Progress, engine_name: str | None = None) -> list[str]:
+    """Removes what builds that were killed have left: containers with their mounts, half contexts and file systems."""
+    with one_at_a_time(progress):
+        return _clear(choose(engine_name, directory() / "build"), progress, [])
+
+
+def _clear(engine: Engine, progress: Progress, mine: Sequence[Path]) -> list[str]:
+    removed = [f"container {name}" for name in engine.prepare()]
+    for pattern in ("context-*", "build/base-*", "build/rootfs-*", "build/enroot-*"):
+        for path in sorted(set(directory().glob(pattern)) - set(mine)):
+            base.unmount_below(path)
+            remove_tree(path)
+            removed.append(f"directory {path}")
+    for what in removed:
+        progress(f"left by a build that was killed, removed: {what}")
+    return removed
 
 
 def default_path(context: BuildContext) -> Path:

@@ -66,7 +66,7 @@ def _base(stage: Stage, arguments: set[str], known: set[str]) -> Iterator[tuple[
     variable = re.fullmatch(r"\$\{([A-Za-z_]\w*)\}", stage.base)
     if variable and variable[1] not in arguments:
         yield line, f"FROM: {stage.base} has no ARG before the first FROM"
-    elif not variable and stage.base not in known and not re.search(r"@sha256:[0-9a-f]{64}$", stage.base):
+    elif not variable and stage.base not in {"scratch", *known} and not re.search(r"@sha256:[0-9a-f]{64}$", stage.base):
         yield line, f"FROM {stage.base}: neither a stage above nor an image with a digest"
 
 

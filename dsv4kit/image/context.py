@@ -10,17 +10,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsv4kit import libraries
+from dsv4kit import hints, libraries
 from dsv4kit.config.loading import hardware_of
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Hardware
 from dsv4kit.errors import UserError, nearest
-from dsv4kit.image import checks, locks
+from dsv4kit.image import checks, given, locks, wheels
 from dsv4kit.image.render import architecture_of, render_stack, requirements_of
-from dsv4kit.image.stack import Stack, stack_for
+from dsv4kit.image.stack import Fetched, Stack, stack_for
 
 # Of the kit: all that checks and trains; of its libraries: what the agents are started with.
 _KIT = ("dsv4kit", "containers/chat-templates")
@@ -43,6 +43,8 @@ class BuildContext:
     tag: str
     base_image: str
     build_args: Mapping[str, str]
+    to_compile: Mapping[str, wheels.Key] = field(default_factory=dict)
+    """What no wheel is kept of yet, by its directory below /wheels."""
 
     @property
     def dockerfile(self) -> Path:
@@ -53,19 +55,33 @@ class BuildContext:
 def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) -> BuildContext:
     """Writes the context into `directory`, which is made, and must be empty where it exists.
 
-    `variables`: BASE_IMAGE and the commits the stack asks for (`Stack.variables`), where the stack does not know them;
-    STACK, MAX_JOBS, NVCC_THREADS, TORCH_INDEX where they are wanted. Raises UserError for what is missing or not exact,
-    before anything is written.
+    `variables`: BASE_IMAGE and the commits the stack asks for (`Stack.variables`), where containers/pins.yaml does not
+    know them; NAME_SOURCE=PLACE of a repository (`Stack.repositories`); STACK, MAX_JOBS, NVCC_THREADS, TORCH_INDEX
+    where they are wanted. Raises UserError for what is missing or not exact, before anything is written.
     """
-    given = {name: value for name, value in variables.items() if value}
-    machine = hardware_of(hardware)
-    stack = stack_for(hardware, given.pop("STACK", None))
-    build_args = _build_args(stack, machine, given)
-    files = {"Dockerfile": render_stack(machine, stack), **_requirements(stack, machine)}
+    said = {name: value for name, value in variables.items() if value}
+    stack = stack_for(hardware, said.pop("STACK", None))
+    return write_stack(stack, hardware_of(hardware), directory, said)
+
+
+def write_stack(stack: Stack, machine: Hardware, directory: Path, said: Mapping[str, str]) -> BuildContext:
+    """`write_context` for a stack that need not stand in containers/stack.yaml."""
+    hardware = machine.name
+    build_args = _build_args(stack, machine, said)
+    compiled = wheels.keys(stack, machine, architecture_of(machine), build_args["BASE_IMAGE"])
+    ready = {name: wheels.ready(key) for name, key in compiled.items()}
+    files = {
+        "Dockerfile": render_stack(machine, stack),
+        **_requirements(stack, machine),
+        **{f"wheels/{name}/key.json": json.dumps(dict(key), indent=2) + "\n" for name, key in compiled.items()},
+        **{f"sources/{each.name}/sha": f"{_sha(each, stack, build_args)}\n" for each in stack.repositories.values()},
+    }
     for problem in checks.problems(files["Dockerfile"], [*files, "image.json", *(f"kit/{name}" for name in _KIT)]):
         raise UserError(f"templates/Dockerfile.j2, as rendered for {hardware}: {problem}")
     facts = _facts(stack, machine, build_args)
-    stack_hash = _hash({**files, "image.json": json.dumps(facts, sort_keys=True)})
+    # Where sources come from, and what is compiled already, changes nothing of what is inside.
+    decisive = {name: text for name, text in files.items() if not name.startswith(("sources/", "wheels/"))}
+    stack_hash = _hash({**decisive, "image.json": json.dumps(facts, sort_keys=True)})
     files["image.json"] = json.dumps({**facts, "stack_hash": stack_hash}, indent=2) + "\n"
     if directory.exists() and any(directory.iterdir()):
         raise UserError(f"{directory}: not empty; a build context is written into a directory of its own")
@@ -74,6 +90,15 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
         for name, content in files.items():
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             (directory / name).write_text(content, encoding="utf-8")
+        for variable, place in said.items():
+            if variable in stack.repositories and variable not in build_args:
+                each = stack.repositories[variable]
+                contains = stack.git[each.of].contains if not each.path else ()
+                into = directory / "sources" / each.name / "tree"
+                given.put(each, _sha(each, stack, build_args), place, into, contains)
+        for name, kept in ready.items():
+            for file in kept:
+                shutil.copy2(file, directory / "wheels" / name)
         _copy_kit(directory / "kit")
         _same_whenever_it_is_written(directory)
     except BaseException as error:
@@ -90,7 +115,18 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
         tag=f"{_LOCAL}dsv4kit-{hardware}:{stack.name}-{stack_hash[:12]}",
         base_image=build_args["BASE_IMAGE"],
         build_args={**build_args, "STACK_HASH": stack_hash, "KIT_REVISION": kit_revision()},
+        to_compile={name: key for name, key in compiled.items() if not ready[name]},
     )
+
+
+def without_cache_mounts(context: BuildContext) -> None:
+    """Takes `RUN --mount=type=cache` out of the Dockerfile, for an engine that is too old to know it."""
+    text = render_stack(hardware_of(context.hardware), stack_for(context.hardware, context.stack), cache_mounts=False)
+    context.dockerfile.write_text(text, encoding="utf-8")
+
+
+def _sha(each: Fetched, stack: Stack, build_args: Mapping[str, str]) -> str:
+    return each.sha or build_args[str(stack.git[each.of].variable)]
 
 
 def _remove(directory: Path, itself: bool) -> None:
@@ -111,19 +147,22 @@ def _why(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def _build_args(stack: Stack, hardware: Hardware, given: Mapping[str, str]) -> dict[str, str]:
-    known = ["BASE_IMAGE", *stack.variables, "STACK", *_OPTIONAL]
-    for name in given:
+def _build_args(stack: Stack, hardware: Hardware, said: Mapping[str, str]) -> dict[str, str]:
+    known = ["BASE_IMAGE", *stack.variables, *stack.repositories, "STACK", *_OPTIONAL]
+    for name in said:
         if name not in known:
             raise UserError(
                 f"{name}: no build variable of stack {stack.name}; allowed: {', '.join(known)}{nearest(name, known)}"
             )
-    found = {"BASE_IMAGE": _base(stack, given.get("BASE_IMAGE"))}
+    found = {"BASE_IMAGE": _base(stack, hardware.name, said.get("BASE_IMAGE"))}
     for name, source in stack.variables.items():
-        sha = given.get(name)
+        sha = said.get(name) or source.recorded
         if sha is None:
             after = f" that has {', '.join(source.contains)}" if source.contains else ""
-            raise UserError(f"{name}: not set; the full sha of a commit of {source.url}{after}: {source.reason}")
+            find = hints.command("image pins", HW=hardware.name)
+            raise UserError(
+                f"{name}: not set; the full sha of a commit of {source.url}{after}: {source.reason}; `{find}` finds it"
+            )
         if not re.fullmatch(r"[0-9a-f]{40}", sha):
             raise UserError(
                 f"{name}={sha!r}: not a full commit sha (40 digits of 0-9 and a-f); a branch moves, and no image could"
@@ -131,30 +170,31 @@ def _build_args(stack: Stack, hardware: Hardware, given: Mapping[str, str]) -> d
             )
         found[name] = sha
     for name in ("MAX_JOBS", "NVCC_THREADS"):
-        if name in given and not re.fullmatch(r"[1-9][0-9]{0,3}", given[name]):
-            raise UserError(f"{name}={given[name]!r}: a number from 1 to 9999")
-    if "@" in given.get("TORCH_INDEX", "") or re.search(r"\s", given.get("TORCH_INDEX", "")):
+        if name in said and not re.fullmatch(r"[1-9][0-9]{0,3}", said[name]):
+            raise UserError(f"{name}={said[name]!r}: a number from 1 to 9999")
+    if "@" in said.get("TORCH_INDEX", "") or re.search(r"\s", said.get("TORCH_INDEX", "")):
         raise UserError(
             "TORCH_INDEX: an address without a user's name and without spaces; what an engine is told stays in the"
             " image's history, so credentials belong into pip's own configuration (~/.netrc)"
         )
-    return found | {name: given[name] for name in _OPTIONAL if name in given}
+    places = {name: place for name, place in said.items() if name in stack.repositories}
+    return found | given.mirrors(places) | {name: said[name] for name in _OPTIONAL if name in said}
 
 
-def _base(stack: Stack, given: str | None) -> str:
+def _base(stack: Stack, hardware: str, said: str | None) -> str:
     """The base image by its digest, or one of this machine's own."""
     base = stack.base
-    if given is None and base.digest:
+    if said is None and base.digest:
         return f"{base.image}@{base.digest}"
-    how = f"skopeo inspect --format '{{{{.Digest}}}}' docker://{base.image} prints the digest"
-    if given is None:
+    how = f"`{hints.command('image pins', HW=hardware)}` finds the digest"
+    if said is None:
         raise UserError(f"BASE_IMAGE: not set; {base.image}@sha256:... is wanted; {how}")
     # A squashfs by its path and sum: what a job on a cluster without a registry builds on.
-    if not re.fullmatch(r"(/|[a-z0-9])[A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", given):
-        raise UserError(f"BASE_IMAGE={given!r}: not the name of an image; {base.image}@sha256:... is wanted; {how}")
-    if "@" not in given and not given.startswith(_LOCAL):
-        raise UserError(f"BASE_IMAGE={given!r}: without a digest it can mean another image tomorrow; {how}")
-    return given
+    if not re.fullmatch(r"(/|[a-z0-9])[A-Za-z0-9._/:-]*(@sha256:[0-9a-f]{64})?", said):
+        raise UserError(f"BASE_IMAGE={said!r}: not the name of an image; {base.image}@sha256:... is wanted; {how}")
+    if "@" not in said and not said.startswith(_LOCAL):
+        raise UserError(f"BASE_IMAGE={said!r}: without a digest it can mean another image tomorrow; {how}")
+    return said
 
 
 def _requirements(stack: Stack, hardware: Hardware) -> dict[str, str]:

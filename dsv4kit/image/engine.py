@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -33,6 +34,8 @@ class Build:
     architecture: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     mounts: Sequence[str] = ()
+    target: str | None = None
+    """The stage to end with; none: the last."""
 
 
 class Engine:
@@ -41,6 +44,8 @@ class Engine:
     program = ""
     # As enroot spells an image of this engine; None: enroot cannot read from it.
     scheme: str | None = None
+    # From this version on it knows `RUN --mount=type=cache`.
+    cache_mounts_from = (0, 0)
 
     def __init__(self, directory: Path) -> None:
         """`directory` is this machine's, with room for the build."""
@@ -55,16 +60,27 @@ class Engine:
         """None, or why it cannot be used here."""
         return None if shutil.which(self.program) else "not installed"
 
-    def prepare(self) -> None:
-        """Clears away what a build that was killed has left; the caller holds the lock of all builds."""
-        for name in self.containers():
-            if name.startswith(READING):
-                self.run("rm", name, check=False)
+    def prepare(self) -> list[str]:
+        """Clears away what a build that was killed has left, and names it; the caller holds the lock of all builds."""
+        left = self.left_over()
+        for name in left:
+            self.run("rm", name, check=False)  # unmounts it too
+        return left
+
+    def left_over(self) -> list[str]:
+        """Containers that only a build of the kit's can have left."""
+        return [name for name in self.containers() if name.startswith(READING)]
+
+    def knows_cache_mounts(self) -> bool:
+        """Whether `RUN --mount=type=cache` may stand in what it builds."""
+        found = re.search(r"(\d+)\.(\d+)", self.run("--version", check=False).stdout)
+        return found is not None and (int(found[1]), int(found[2])) >= self.cache_mounts_from
 
     def build(self, build: Build, log: Path, progress: Progress) -> None:
         """Builds and tags; all output goes to `log`."""
         arguments = [f"--build-arg={name}={value}" for name, value in build.arguments.items()]
-        argv = [self.program, *self._build_command(build), f"--tag={build.tag}", *arguments]
+        target = [f"--target={build.target}"] if build.target else []
+        argv = [self.program, *self._build_command(build), *target, f"--tag={build.tag}", *arguments]
         run_logged(
             [*argv, f"--file={build.dockerfile}", str(build.context)], log, progress, self.env, f"{self.program} build"
         )

@@ -18,6 +18,8 @@ class Docker(Engine):
     """Docker; its daemon does the work, so the host's files cannot be shown to a RUN."""
 
     program, scheme = "docker", "dockerd://"
+    # With BuildKit, which `env` asks for; before that only a comment at the top of the Dockerfile turns mounts on.
+    cache_mounts_from = (20, 10)
 
     def usable(self) -> str | None:
         if missing := super().usable():
@@ -44,6 +46,8 @@ class Podman(Engine):
     """Podman, in its own storage."""
 
     program, scheme = "podman", "podman://"
+    # The first with buildah 1.24 inside.
+    cache_mounts_from = (4, 0)
 
     def _build_command(self, build: Build) -> list[str]:
         return ["build", *_buildah_options(build)]
@@ -53,12 +57,15 @@ class Buildah(Engine):
     """Buildah; as root in a storage of the kit's own, which `rm -r` of the cache removes with everything else."""
 
     program = "buildah"
+    cache_mounts_from = (1, 24)
 
     @property
     def env(self) -> dict[str, str]:
         if os.geteuid() != 0:
             return dict(os.environ)
-        return {**os.environ, "CONTAINERS_STORAGE_CONF": str(self.directory / "storage.conf")}
+        # Cache mounts and layers that are being written lie below TMPDIR.
+        own = {"CONTAINERS_STORAGE_CONF": str(self.directory / "storage.conf"), "TMPDIR": str(self.directory / "tmp")}
+        return {**os.environ, **own}
 
     def usable(self) -> str | None:
         if os.geteuid() == 0:
@@ -67,15 +74,19 @@ class Buildah(Engine):
                 packages.require({"buildah": "buildah"}, "building an image")
         return super().usable()
 
-    def prepare(self) -> None:
+    def prepare(self) -> list[str]:
         if os.geteuid() != 0:
-            return
-        self.directory.mkdir(parents=True, exist_ok=True)
+            return super().prepare()
+        (self.directory / "tmp").mkdir(parents=True, exist_ok=True)
         # overlay: the other driver that works everywhere, vfs, keeps a whole copy for each layer.
         lines = ["[storage]", 'driver = "overlay"', f'graphroot = "{self.directory}/storage"']
         lines.append(f'runroot = "{self.directory}/run"')
         (self.directory / "storage.conf").write_text("\n".join(lines) + "\n")
-        self.run("rm", "--all", check=False)
+        return super().prepare()
+
+    def left_over(self) -> list[str]:
+        # As root the storage is the kit's own, and whoever holds the lock is its only user.
+        return self.containers() if os.geteuid() == 0 else super().left_over()
 
     def build(self, build: Build, log: Path, progress: Progress) -> None:
         try:
@@ -124,7 +135,7 @@ class Buildah(Engine):
 
     def containers(self) -> list[str]:
         """Names of all containers, running or not."""
-        return self.run("containers", "--format={{.ContainerName}}", check=False).stdout.split()
+        return self.run("containers", "--all", "--format={{.ContainerName}}", check=False).stdout.split()
 
 
 ENGINES: tuple[type[Engine], ...] = (Docker, Podman, Buildah)

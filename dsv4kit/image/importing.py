@@ -13,7 +13,7 @@ from typing import Any
 
 from dsv4kit import packages
 from dsv4kit.errors import UserError
-from dsv4kit.image import contents, record, squashfs
+from dsv4kit.image import contents, record, sbom, squashfs
 from dsv4kit.image.engine import Engine, remove_tree
 from dsv4kit.image.progress import Progress, run_logged
 from dsv4kit.image.record import Record
@@ -45,7 +45,9 @@ def to_file(
         if inside is not None:
             check_architecture(image, inside, architecture)
         progress("squashfs: checksum")
-        return record.put(
+        for old in sbom.names(out):
+            old.unlink(missing_ok=True)
+        made = record.put(
             temporary,
             out,
             source=image,
@@ -54,6 +56,8 @@ def to_file(
             manifest=contents.manifest(str(temporary)),
             **known,
         )
+    sbom.write(out, made.sha256)
+    return made
 
 
 def check_writable(out: Path) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsv4kit.image import inventory
 from dsv4kit.run.files import write_json
 
 # Raised when a reader of older manifests would go wrong.
@@ -258,6 +259,7 @@ def main(arguments: list[str]) -> int:
         print(f"dsv4kit: import {name}: {how}")
     if problems:
         return 1
+    write_json(directory / inventory.NAME, inventory.take())
     write_json(directory / "manifest.json", manifest)
     print(f"dsv4kit: {len(manifest['packages'])} packages, {len(manifest['profiles'])} profiles fit")
     return 0

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from dsv4kit.config.loading import hardware_of
 from dsv4kit.config.schema import Hardware
-from dsv4kit.image.stack import GitSource, Stack, stack_for
+from dsv4kit.image.stack import GitSource, Stack, place, stack_for
 from dsv4kit.templates import environment
 
+# Of the wheels in the locks: their files lie in nvidia/cu13.
+_CUDA_MAJOR = 13
 # CUDA's name of a platform's directories.
 _CUDA_TARGETS = {"x86_64": "x86_64-linux", "aarch64": "sbsa-linux"}
 
@@ -42,8 +44,8 @@ def render(hardware: str, stack: str | None = None) -> str:
     return render_stack(hardware_of(hardware), stack_for(hardware, stack))
 
 
-def render_stack(hardware: Hardware, stack: Stack) -> str:
-    """The Dockerfile of a stack on a hardware."""
+def render_stack(hardware: Hardware, stack: Stack, cache_mounts: bool = True) -> str:
+    """The Dockerfile of a stack on a hardware. `cache_mounts`: the engine knows `RUN --mount=type=cache`."""
     base, sm = stack.base, hardware.sm_architecture
     return (
         environment()
@@ -52,6 +54,8 @@ def render_stack(hardware: Hardware, stack: Stack) -> str:
             hardware=hardware,
             stack=stack,
             of_role=_of_role,
+            place=place,
+            cache_mounts=cache_mounts,
             gpu=hardware.device == "cuda",
             architecture=architecture_of(hardware),
             base_image=f"{base.image}@{base.digest}" if base.digest else "",
@@ -60,6 +64,7 @@ def render_stack(hardware: Hardware, stack: Stack) -> str:
             requirements=requirements_of(stack),
             compiled_packages=[name for name, package in stack.index.items() if package.role == "compile"],
             cuda_arch=f"{sm // 10}.{sm % 10}" if sm else None,
+            cuda_major=_CUDA_MAJOR,
             cuda_target=_CUDA_TARGETS[architecture_of(hardware)],
         )
     )

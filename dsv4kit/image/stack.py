@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -13,6 +13,7 @@ from dsv4kit.config.loading import hardware_defaults, load_yaml, validate
 from dsv4kit.config.paths import ROOT
 from dsv4kit.config.section import Section
 from dsv4kit.errors import UserError, nearest
+from dsv4kit.image import pins
 
 FILE = ROOT / "containers" / "stack.yaml"
 _SHOWN = str(FILE.relative_to(ROOT))
@@ -72,7 +73,7 @@ class Base(Section):
 
     image: str = Field(description="repository and tag")
     digest: Annotated[str | None, AfterValidator(_digest)] = Field(
-        description="null: not known here, BASE_IMAGE has to say it"
+        default=None, description="from containers/pins.yaml; none: BASE_IMAGE has to say it"
     )
     reason: str
 
@@ -88,6 +89,14 @@ class Package(Section):
     reason: str
 
 
+class Submodule(Section):
+    """A repository inside another one's, at the commit that one records for it."""
+
+    url: Annotated[str, AfterValidator(_url)]
+    sha: Annotated[str, AfterValidator(_sha)]
+    tree: Annotated[str | None, AfterValidator(_sha)] = None
+
+
 class GitSource(Section):
     """One package that is built from a commit."""
 
@@ -99,14 +108,35 @@ class GitSource(Section):
     contains: list[Annotated[str, AfterValidator(_commit)]] = Field(
         default=[], description="commits it has to descend from"
     )
-    submodules: list[str] = Field(default=[], description="fetched too, at the commits it records")
+    tree: Annotated[str | None, AfterValidator(_sha)] = Field(
+        default=None,
+        description="what `git write-tree` says of the commit's files without those of submodules: checks a tarball,"
+        " which has no commit; null: not known here, and only git itself can be asked for it",
+    )
+    submodules: dict[str, Submodule] = Field(default={}, description="by path: fetched too")
     role: Literal["install", "compile"]
     reason: str
+    recorded: str | None = Field(default=None, description="of a `variable`: the commit in containers/pins.yaml")
 
     def rules(self) -> Iterator[tuple[str, str]]:
         """A commit that is known, or one that is asked for."""
         if (self.sha is None) == (self.variable is None):
             yield "sha", "either a full commit sha, or the `variable` it has to be given in"
+
+
+class Fetched(NamedTuple):
+    """One repository that a build needs: a source, or the submodule `path` of one.
+
+    `name` is that of its directory in the build's context, `variable` the one that may name another place for it.
+    """
+
+    name: str
+    url: str
+    sha: str | None
+    tree: str | None
+    variable: str
+    of: str
+    path: str = ""
 
 
 class Import(Section):
@@ -154,18 +184,35 @@ class Stack(Section):
             yield "never", f"{name} is asked for under `index`"
 
     @property
+    def repositories(self) -> dict[str, Fetched]:
+        """Every repository by the variable that may name a mirror, a checkout or a tarball of it."""
+        found = []
+        for name, source in self.git.items():
+            found.append(Fetched(name, source.url, source.sha, source.tree, place(name), name))
+            for path, inner in source.submodules.items():
+                both = f"{name}-{path.rpartition('/')[2]}"
+                found.append(Fetched(both, inner.url, inner.sha, inner.tree, place(both), name, path))
+        return {each.variable: each for each in found}
+
+    @property
     def variables(self) -> dict[str, GitSource]:
         """What has to be given for a build: commits that are not known here."""
         return {source.variable: source for source in self.git.values() if source.variable}
 
 
+def place(name: str) -> str:
+    """The variable that may name another place for a repository."""
+    return f"{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}_SOURCE"
+
+
 @functools.cache
 def stacks() -> dict[str, Stack]:
     """All stacks by name. Raises UserError for what is wrong in the file, in one line."""
-    found = {}
+    found, known = {}, pins.recorded()
     for name, tree in load_yaml(FILE).items():
         if not isinstance(tree, dict):
             raise UserError(f"{_SHOWN}: {name}: expected keys and values")
+        tree = pins.fill(str(name), tree, known.get(str(name), {}))
         sources = dict.fromkeys([*tree, *Stack.model_fields], f"{_SHOWN}: {name}")
         found[str(name)] = validate(Stack, {**tree, "name": str(name)}, sources)
     return found

@@ -15,7 +15,8 @@ import pytest
 
 from dsv4kit import packages
 from dsv4kit.errors import UserError
-from dsv4kit.image import contents, engine, engines, importing, record, squashfs
+from dsv4kit.image import building, contents, engine, engines, importing, record, squashfs, wheels
+from dsv4kit.image.context import BuildContext
 from dsv4kit.image.progress import Progress
 
 ENTER = Path(__file__).parents[2] / "dsv4kit" / "node" / "enter_image.sh"
@@ -23,6 +24,12 @@ NEEDED = {"buildah": "buildah", "bwrap": "bubblewrap", **squashfs.PROGRAMS}
 BASE, IMAGE = "localhost/test-base:1", "localhost/test:1"
 DOCKERFILE = """
 ARG BASE_IMAGE
+FROM ${BASE_IMAGE} AS kernels
+RUN mkdir /wheels /wheels/a; echo compiled > /wheels/a/a-1-py3-none-any.whl
+FROM scratch AS wheels
+COPY --from=kernels /wheels /wheels
+FROM ${BASE_IMAGE} AS waits
+RUN echo begun > /begun; sleep 600
 FROM ${BASE_IMAGE} AS one
 ENV PATH=/opt/tools:/usr/bin:/bin GREETING="it's 5 %"
 RUN set -eu; mkdir /opt /opt/tools; cat /settings/file > /opt/tools/hello; chmod 755 /opt/tools/hello
@@ -63,7 +70,7 @@ class Lab:
 
 def small_system(root: Path) -> None:
     """A shell and a few programs with their libraries, from this machine."""
-    for name in ("bash", "sh", "cat", "mkdir", "chmod", "env", "sleep"):
+    for name in ("bash", "sh", "cat", "mkdir", "chmod", "env", "sleep", "true"):
         program = Path(shutil.which(name) or "")
         target = root / "usr" / "bin" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -139,6 +146,50 @@ def test_it_can_be_entered(lab: Lab, squash: Path) -> None:
         ["bash", ENTER, squash, empty, empty, "ro", "/opt/work", "--", "hello"], capture_output=True, text=True
     )
     assert (done.returncode, done.stdout) == (0, "it's 5 %\n"), done.stderr
+
+
+def test_wheels_of_a_stage_are_kept_and_ready_for_the_next_build(
+    lab: Lab, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSV4KIT_CACHE", str(lab.cache))
+    keys = {name: {"name": name, "source": "1", "architecture": "x86_64", "gpu": 90} for name in ("a", "b")}
+    arguments = {"BASE_IMAGE": BASE, "WHO": "me"}
+    build = engine.Build(context, context / "Dockerfile", IMAGE, os.uname().machine, arguments)
+    made = BuildContext(context, "h100", "s", "x86_64", "x", IMAGE, BASE, arguments, to_compile=keys)
+    building._keep_wheels(lab.engine, build, made, lab.log, lab.progress)
+    assert [path.name for path in wheels.ready(keys["a"])] == ["a-1-py3-none-any.whl"]
+    assert wheels.ready(keys["b"]) == []
+    assert lab.left() == []
+
+
+def test_what_a_killed_build_has_left_is_named_and_removed(
+    lab: Lab, context: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only `kill -9` of everything leaves something; containers and their mounts then stay until the next build."""
+    argv = ["buildah", "bud", "--layers", "--format=docker", "--isolation=chroot", "--pull=missing", "--target=waits"]
+    argv += [f"--build-arg=BASE_IMAGE={BASE}", "--tag=localhost/never:1", str(context)]
+    with subprocess.Popen(
+        argv, env=lab.engine.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as build:
+        deadline = time.monotonic() + 120
+        while not list(lab.cache.glob("images/build/storage/overlay/*/diff/begun")):
+            assert build.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(build.pid, signal.SIGKILL)
+    half = lab.cache / "images" / "context-killed"
+    half.mkdir()
+    assert len(lab.left()) > 1
+    env = {**os.environ, "DSV4KIT_CACHE": str(lab.cache)}
+    argv = [sys.executable, "-m", "dsv4kit.cli.main", "image", "clean", "--engine=buildah"]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"left by a build that was killed, removed: container \S+-working-container", done.stdout)
+    assert f"removed: directory {half}\n" in done.stdout
+    assert lab.left() == []
+    assert lab.engine.has(BASE)
+    again = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert again.stdout == "image: nothing is left of any build\n"
 
 
 def test_a_build_that_fails_says_where_and_leaves_nothing(lab: Lab, context: Path, tmp_path: Path) -> None:

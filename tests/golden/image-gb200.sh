@@ -30,7 +30,7 @@ if [ "$machine" != aarch64 ]; then
   exit 1
 fi
 
-step() { echo "STEP $1/29: $2"; }
+step() { echo "STEP $1/40: $2"; }
 
 # copy ROOT DESTINATION SOURCE...: a directory's content, or a file into a directory where DESTINATION ends with /.
 copy() {
@@ -101,64 +101,107 @@ step 1 'RUN set -eu; export DEBIAN_FRONTEND=noninteractive; apt-get update;...'
 # Stage compilable.
 step 2 'COPY requirements/build.txt requirements/compile_with.txt /opt/dsv4...'
 copy "$context" /opt/dsv4kit/requirements/ requirements/build.txt requirements/compile_with.txt
-step 3 'RUN set -eu; pip install --no-deps --require-hashes --requirement /...'
+step 3 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
 (
   set -eu;
+  unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
 )
-step 4 'RUN set -eu; pip install --no-deps --require-hashes --no-build-isol...'
+step 4 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
 (
   set -eu;
+  unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/compile_with.txt
+)
+step 5 'RUN set -eu; if [ -e /usr/local/cuda ]; then exit 0; fi; cuda=/opt/...'
+(
+  set -eu;
+  if [ -e /usr/local/cuda ]; then exit 0; fi;
+  cuda=/opt/venv/lib/python3.12/site-packages/nvidia/cu13;
+  "${cuda}/bin/nvcc" --version;
+  mkdir "${cuda}/targets";
+  ln -s .. "${cuda}/targets/sbsa-linux";
+  ln -s lib "${cuda}/lib64";
+  for library in "${cuda}"/lib/lib*.so.*; do
+      name="${library%%.so.*}.so";
+      if [ ! -e "${name}" ]; then ln -s "${library##*/}" "${name}"; fi;
+  done;
+  ln -s "${cuda}" /usr/local/cuda
 )
 
 # Stage packages.
-step 5 'COPY requirements/packages.txt /opt/dsv4kit/requirements/'
+step 6 'COPY requirements/packages.txt /opt/dsv4kit/requirements/'
 copy "$context" /opt/dsv4kit/requirements/ requirements/packages.txt
-step 6 'RUN set -eu; pip install --no-deps --require-hashes --no-build-isol...'
+step 7 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
 (
   set -eu;
+  unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 )
 
 # Stage sources.
-mapfile -t own < <(missing /src)
+mapfile -t own < <(missing /src /src/given/megatron-core /src/given/megatron-bridge /src/given/verl)
 (
-step 7 'RUN set -eu; git init --quiet /src/megatron-core; git -C /src/megat...'
+export MEGATRON_CORE_SOURCE="https://github.com/NVIDIA/Megatron-LM"
+step 8 'COPY sources/megatron-core /src/given/megatron-core'
+copy "$context" /src/given/megatron-core sources/megatron-core
+step 9 'RUN set -eu; if [ -d /src/given/megatron-core/tree ]; then rm -rf /...'
 (
   set -eu;
-  git init --quiet /src/megatron-core;
-  git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM 43e45e13074f36da68b34c7a189cd997a01d1b41;
-  git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD;
+  if [ -d /src/given/megatron-core/tree ]; then \
+      rm -rf /src/megatron-core;
+      mv /src/given/megatron-core/tree /src/megatron-core;
+  else \
+      git init --quiet /src/megatron-core;
+      git -C /src/megatron-core fetch --quiet --depth=1 "${MEGATRON_CORE_SOURCE}" 43e45e13074f36da68b34c7a189cd997a01d1b41;
+      git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD;
+      test "$(git -C /src/megatron-core rev-parse HEAD)" = 43e45e13074f36da68b34c7a189cd997a01d1b41;
+  fi;
   mkdir -p /src/shas;
-  git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core;
+  echo 43e45e13074f36da68b34c7a189cd997a01d1b41 > /src/shas/megatron-core;
   rm -rf /src/megatron-core/.git
 )
-step 8 'RUN set -eu; git init --quiet /src/megatron-bridge; git -C /src/meg...'
+export MEGATRON_BRIDGE_SOURCE="https://github.com/NVIDIA-NeMo/Megatron-Bridge"
+step 10 'COPY sources/megatron-bridge /src/given/megatron-bridge'
+copy "$context" /src/given/megatron-bridge sources/megatron-bridge
+step 11 'RUN set -eu; if [ -d /src/given/megatron-bridge/tree ]; then rm -rf...'
 (
   set -eu;
-  git init --quiet /src/megatron-bridge;
-  git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 51885cf132b2814188b6855c25a8588254274c2a;
-  git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD;
+  if [ -d /src/given/megatron-bridge/tree ]; then \
+      rm -rf /src/megatron-bridge;
+      mv /src/given/megatron-bridge/tree /src/megatron-bridge;
+  else \
+      git init --quiet /src/megatron-bridge;
+      git -C /src/megatron-bridge fetch --quiet --depth=1 "${MEGATRON_BRIDGE_SOURCE}" 51885cf132b2814188b6855c25a8588254274c2a;
+      git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD;
+      test "$(git -C /src/megatron-bridge rev-parse HEAD)" = 51885cf132b2814188b6855c25a8588254274c2a;
+  fi;
   mkdir -p /src/shas;
-  git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge;
+  echo 51885cf132b2814188b6855c25a8588254274c2a > /src/shas/megatron-bridge;
   rm -rf /src/megatron-bridge/.git
 )
+export VERL_SOURCE="https://github.com/verl-project/verl"
 export VERL_SHA=aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
-step 9 'RUN set -eu; if ! expr "${VERL_SHA}" : '"'"'[0-9a-f]\{40\}$'"'"' > /dev/nul...'
+step 12 'COPY sources/verl /src/given/verl'
+copy "$context" /src/given/verl sources/verl
+step 13 'RUN set -eu; if ! expr "${VERL_SHA}" : '"'"'[0-9a-f]\{40\}$'"'"' > /dev/nul...'
 (
   set -eu;
   if ! expr "${VERL_SHA}" : '[0-9a-f]\{40\}$' > /dev/null; then \
       echo "VERL_SHA: a full commit sha is needed, not '${VERL_SHA}'" >&2; exit 1;
   fi;
-  git clone --quiet --no-checkout --filter=blob:none https://github.com/verl-project/verl /src/verl;
-  git -C /src/verl checkout --quiet --detach "${VERL_SHA}";
-  for commit in 3dd97a0 0bd668c; do
-      git -C /src/verl merge-base --is-ancestor "${commit}" HEAD ||
-          { echo "VERL_SHA: verl at ${VERL_SHA} is without ${commit}" >&2; exit 1; };
-  done;
+  if [ -d /src/given/verl/tree ]; then \
+      mv /src/given/verl/tree /src/verl;
+  else \
+      git clone --quiet --no-checkout --filter=blob:none "${VERL_SOURCE}" /src/verl;
+      git -C /src/verl checkout --quiet --detach "${VERL_SHA}";
+      for commit in 3dd97a0 0bd668c; do
+          git -C /src/verl merge-base --is-ancestor "${commit}" HEAD ||
+              { echo "VERL_SHA: verl at ${VERL_SHA} is without ${commit}" >&2; exit 1; };
+      done;
+  fi;
   mkdir -p /src/shas;
-  git -C /src/verl rev-parse HEAD > /src/shas/verl;
+  echo "${VERL_SHA}" > /src/shas/verl;
   rm -rf /src/verl/.git
 )
 keep sources /src
@@ -168,19 +211,19 @@ keep sources /src
 # Stage early.
 mapfile -t own < <(missing /opt/early/proof /src /opt/dsv4kit/kit /opt/dsv4kit/image.json)
 (
-step 10 'COPY /src /src'
+step 14 'COPY /src /src'
 copy "$work"/stages/sources /src /src
-step 11 'RUN set -eu; pip install --no-deps --no-build-isolation /src/megatr...'
+step 15 'RUN set -eu; pip install --no-deps --no-build-isolation /src/megatr...'
 (
   set -eu;
   pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge /src/verl;
   rm -rf /src
 )
-step 12 'COPY kit /opt/dsv4kit/kit'
+step 16 'COPY kit /opt/dsv4kit/kit'
 copy "$context" /opt/dsv4kit/kit kit
-step 13 'COPY image.json /opt/dsv4kit/image.json'
+step 17 'COPY image.json /opt/dsv4kit/image.json'
 copy "$context" /opt/dsv4kit/image.json image.json
-step 14 'RUN set -eu; printf '"'"'/opt/dsv4kit/kit\n'"'"' > /opt/venv/lib/python3.12...'
+step 18 'RUN set -eu; printf '"'"'/opt/dsv4kit/kit\n'"'"' > /opt/venv/lib/python3.12...'
 (
   set -eu;
   printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth;
@@ -194,9 +237,9 @@ keep early /opt/early/proof
 [ "${#own[@]}" = 0 ] || rm -rf -- "${own[@]}"
 
 # Stage kernels.
-mapfile -t own < <(missing /wheels /src/shas /opt/early/proof /opt/dsv4kit/requirements/)
+mapfile -t own < <(missing /wheels /src/shas /opt/early/proof /opt/dsv4kit/requirements/ /src/ready/packages /src/given/fast-hadamard-transform /src/ready/fast-hadamard-transform /src/given/flash-mla-cutlass /src/given/flash-mla /src/ready/flash-mla)
 (
-step 15 'COPY /opt/early/proof /opt/early/proof'
+step 19 'COPY /opt/early/proof /opt/early/proof'
 copy "$work"/stages/early /opt/early/proof /opt/early/proof
 export MAX_JOBS="4"
 export NVCC_THREADS="2"
@@ -209,60 +252,113 @@ export FAST_HADAMARD_TRANSFORM_FORCE_BUILD="TRUE"
 export FLASH_MLA_DISABLE_SM90="TRUE"
 export CPATH="/usr/local/cuda/targets/sbsa-linux/include/cccl:/opt/venv/lib/python3.12/site-packages/nvidia/cudnn/include:/opt/venv/lib/python3.12/site-packages/nvidia/nccl/include"
 export CUDNN_PATH="/opt/venv/lib/python3.12/site-packages/nvidia/cudnn"
-step 16 'RUN set -eu; case "$(ldconfig -p)" in *libcudnn.so*) echo "BASE_IMA...'
+step 20 'RUN set -eu; case "$(ldconfig -p)" in *libcudnn.so*) echo "BASE_IMA...'
 (
   set -eu;
   case "$(ldconfig -p)" in
       *libcudnn.so*) echo "BASE_IMAGE has a cuDNN of its own; take one without" >&2; exit 1 ;;
   esac
 )
-step 17 'COPY requirements/compiled.txt /opt/dsv4kit/requirements/'
+step 21 'COPY requirements/compiled.txt /opt/dsv4kit/requirements/'
 copy "$context" /opt/dsv4kit/requirements/ requirements/compiled.txt
-step 18 'RUN set -eu; pip wheel --no-deps --require-hashes --no-build-isolat...'
+step 22 'COPY wheels/packages /src/ready/packages'
+copy "$context" /src/ready/packages wheels/packages
+step 23 'RUN set -eu; mkdir -p /wheels/packages; set -- /src/ready/packages/...'
 (
   set -eu;
-  pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels \
+  mkdir -p /wheels/packages;
+  set -- /src/ready/packages/*.whl;
+  if [ -e "$1" ]; then cp "$@" /wheels/packages/; exit 0; fi;
+  pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels/packages \
       --requirement /opt/dsv4kit/requirements/compiled.txt
 )
-step 19 'RUN set -eu; git init --quiet /src/fast-hadamard-transform; git -C ...'
+export FAST_HADAMARD_TRANSFORM_SOURCE="https://github.com/Dao-AILab/fast-hadamard-transform"
+step 24 'COPY sources/fast-hadamard-transform /src/given/fast-hadamard-trans...'
+copy "$context" /src/given/fast-hadamard-transform sources/fast-hadamard-transform
+step 25 'COPY wheels/fast-hadamard-transform /src/ready/fast-hadamard-transform'
+copy "$context" /src/ready/fast-hadamard-transform wheels/fast-hadamard-transform
+step 26 'RUN set -eu; mkdir -p /wheels/fast-hadamard-transform; mkdir -p /sr...'
 (
   set -eu;
-  git init --quiet /src/fast-hadamard-transform;
-  git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859;
-  git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD;
+  mkdir -p /wheels/fast-hadamard-transform;
   mkdir -p /src/shas;
-  git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform;
-  pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+  echo 1cc807efbd6cc001df359822d60bf6052dd66859 > /src/shas/fast-hadamard-transform;
+  set -- /src/ready/fast-hadamard-transform/*.whl;
+  if [ -e "$1" ]; then cp "$@" /wheels/fast-hadamard-transform/; exit 0; fi;
+  if [ -d /src/given/fast-hadamard-transform/tree ]; then \
+      rm -rf /src/fast-hadamard-transform;
+      mv /src/given/fast-hadamard-transform/tree /src/fast-hadamard-transform;
+  else \
+      git init --quiet /src/fast-hadamard-transform;
+      git -C /src/fast-hadamard-transform fetch --quiet --depth=1 "${FAST_HADAMARD_TRANSFORM_SOURCE}" 1cc807efbd6cc001df359822d60bf6052dd66859;
+      git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD;
+      test "$(git -C /src/fast-hadamard-transform rev-parse HEAD)" = 1cc807efbd6cc001df359822d60bf6052dd66859;
+  fi;
+  pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/fast-hadamard-transform /src/fast-hadamard-transform
 )
-step 20 'RUN set -eu; git init --quiet /src/flash-mla; git -C /src/flash-mla...'
+export FLASH_MLA_SOURCE="https://github.com/deepseek-ai/FlashMLA"
+export FLASH_MLA_CUTLASS_SOURCE="https://github.com/NVIDIA/cutlass"
+step 27 'COPY sources/flash-mla-cutlass /src/given/flash-mla-cutlass'
+copy "$context" /src/given/flash-mla-cutlass sources/flash-mla-cutlass
+step 28 'COPY sources/flash-mla /src/given/flash-mla'
+copy "$context" /src/given/flash-mla sources/flash-mla
+step 29 'COPY wheels/flash-mla /src/ready/flash-mla'
+copy "$context" /src/ready/flash-mla wheels/flash-mla
+step 30 'RUN set -eu; mkdir -p /wheels/flash-mla; mkdir -p /src/shas; echo b...'
 (
   set -eu;
-  git init --quiet /src/flash-mla;
-  git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2;
-  git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD;
-  git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass;
+  mkdir -p /wheels/flash-mla;
   mkdir -p /src/shas;
-  git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla;
-  pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+  echo b7643bd54521f563b839b98289b5cd048c062ba2 > /src/shas/flash-mla;
+  set -- /src/ready/flash-mla/*.whl;
+  if [ -e "$1" ]; then cp "$@" /wheels/flash-mla/; exit 0; fi;
+  if [ -d /src/given/flash-mla/tree ]; then \
+      rm -rf /src/flash-mla;
+      mv /src/given/flash-mla/tree /src/flash-mla;
+  else \
+      git init --quiet /src/flash-mla;
+      git -C /src/flash-mla fetch --quiet --depth=1 "${FLASH_MLA_SOURCE}" b7643bd54521f563b839b98289b5cd048c062ba2;
+      git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD;
+      test "$(git -C /src/flash-mla rev-parse HEAD)" = b7643bd54521f563b839b98289b5cd048c062ba2;
+      test "$(git -C /src/flash-mla rev-parse HEAD:csrc/cutlass)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219;
+  fi;
+  if [ -d /src/given/flash-mla-cutlass/tree ]; then \
+      rm -rf /src/flash-mla/csrc/cutlass;
+      mv /src/given/flash-mla-cutlass/tree /src/flash-mla/csrc/cutlass;
+  else \
+      git init --quiet /src/flash-mla/csrc/cutlass;
+      git -C /src/flash-mla/csrc/cutlass fetch --quiet --depth=1 "${FLASH_MLA_CUTLASS_SOURCE}" 147f5673d0c1c3dcf66f78d677fd647e4a020219;
+      git -C /src/flash-mla/csrc/cutlass checkout --quiet --detach FETCH_HEAD;
+      test "$(git -C /src/flash-mla/csrc/cutlass rev-parse HEAD)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219;
+  fi;
+  pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/flash-mla /src/flash-mla
 )
 keep kernels /wheels /src/shas
 )
 [ "${#own[@]}" = 0 ] || rm -rf -- "${own[@]}"
 
+# Stage wheels.
+mapfile -t own < <(missing /wheels)
+(
+step 31 'COPY /wheels /wheels'
+copy "$work"/stages/kernels /wheels /wheels
+)
+[ "${#own[@]}" = 0 ] || rm -rf -- "${own[@]}"
+
 # Stage trainer.
-step 21 'COPY /wheels /src/wheels'
+step 32 'COPY /wheels /src/wheels'
 copy "$work"/stages/kernels /src/wheels /wheels
-step 22 'COPY /src/shas /opt/dsv4kit/shas'
+step 33 'COPY /src/shas /opt/dsv4kit/shas'
 copy "$work"/stages/kernels /opt/dsv4kit/shas /src/shas
-step 23 'RUN set -eu; pip install --no-deps --no-index /src/wheels/*.whl; rm...'
+step 34 'RUN set -eu; pip install --no-deps --no-index /src/wheels/*/*.whl; ...'
 (
   set -eu;
-  pip install --no-deps --no-index /src/wheels/*.whl;
+  pip install --no-deps --no-index /src/wheels/*/*.whl;
   rm -rf /src/wheels
 )
-step 24 'COPY /src /src'
+step 35 'COPY /src /src'
 copy "$work"/stages/sources /src /src
-step 25 'RUN set -eu; pip install --no-deps --no-build-isolation /src/megatr...'
+step 36 'RUN set -eu; pip install --no-deps --no-build-isolation /src/megatr...'
 (
   set -eu;
   pip install --no-deps --no-build-isolation /src/megatron-core /src/megatron-bridge /src/verl;
@@ -275,17 +371,17 @@ export NVIDIA_VISIBLE_DEVICES="all"
 export NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 export CUDA_HOME="/usr/local/cuda"
 export CPATH="/usr/local/cuda/targets/sbsa-linux/include/cccl"
-step 26 'COPY kit /opt/dsv4kit/kit'
+step 37 'COPY kit /opt/dsv4kit/kit'
 copy "$context" /opt/dsv4kit/kit kit
-step 27 'COPY image.json /opt/dsv4kit/image.json'
+step 38 'COPY image.json /opt/dsv4kit/image.json'
 copy "$context" /opt/dsv4kit/image.json image.json
-step 28 'RUN set -eu; printf '"'"'export PATH=%s\n'"'"' "${PATH}" > /etc/profile.d/0...'
+step 39 'RUN set -eu; printf '"'"'export PATH=%s\n'"'"' "${PATH}" > /etc/profile.d/0...'
 (
   set -eu;
   printf 'export PATH=%s\n' "${PATH}" > /etc/profile.d/00-image-path.sh;
   printf '/opt/dsv4kit/kit\n' > /opt/venv/lib/python3.12/site-packages/dsv4kit.pth
 )
-step 29 'RUN set -eu; python -m dsv4kit.image.manifest /opt/dsv4kit'
+step 40 'RUN set -eu; python -m dsv4kit.image.manifest /opt/dsv4kit'
 (
   set -eu;
   python -m dsv4kit.image.manifest /opt/dsv4kit

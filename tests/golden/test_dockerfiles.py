@@ -35,7 +35,10 @@ def test_the_other_stack_on_the_other_architecture(golden: Callable[[str, str], 
 @pytest.mark.parametrize(("hardware", "stack"), VARIANTS)
 def test_every_variant_passes_every_check(hardware: str, stack: str) -> None:
     text = render.render(hardware, stack)
-    context = [*render.requirements_of(stacks()[stack]), "kit/dsv4kit/__init__.py", "image.json"]
+    made = stacks()[stack]
+    context = [*render.requirements_of(made), "kit/dsv4kit/__init__.py", "image.json", "wheels/packages/key.json"]
+    context += [f"sources/{each.name}/sha" for each in made.repositories.values()]
+    context += [f"wheels/{name}/key.json" for name, source in made.git.items() if source.role == "compile"]
     assert checks.problems(text, context) == []
     done = subprocess.run(HADOLINT, input=text, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")

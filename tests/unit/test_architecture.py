@@ -30,8 +30,8 @@ ALLOWED = {
     "prepare": {"errors", "prepare"},
     "feasibility": {"config", "errors", "feasibility", "hints", "plan", "plugin", "verl_keys", "weights"},
     "image": {
-        *("config", "errors", "feasibility", "image", "libraries", "locking", "packages", "plugin", "run", "templates"),
-        "verl_keys",
+        *("config", "errors", "feasibility", "hints", "image", "libraries", "locking", "packages", "plugin", "run"),
+        *("templates", "verl_keys"),
     },
     "report": {"checkpoint", "config", "errors", "launch", "report", "run", "text_table"},
     "sandbox": {

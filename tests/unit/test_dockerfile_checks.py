@@ -7,11 +7,17 @@ import pytest
 from dsv4kit.image import checks
 from dsv4kit.image.render import render
 
+MLA = "b7643bd54521f563b839b98289b5cd048c062ba2"
 TRAINER = "FROM packages AS trainer\n"
-CONTEXT = [f"requirements/{name}.txt" for name in ("build", "compile_with", "packages", "compiled")] + [
+KERNELS = ("fast-hadamard-transform", "flash-mla")
+CONTEXT = [
+    *(f"requirements/{name}.txt" for name in ("build", "compile_with", "packages", "compiled")),
+    *(f"sources/{name}/sha" for name in (*KERNELS, "flash-mla-cutlass", "megatron-core", "megatron-bridge", "verl")),
+    *(f"wheels/{name}/key.json" for name in (*KERNELS, "packages")),
     "kit/x",
     "image.json",
 ]
+RUN = "RUN set -eu; \\\n    if [ -d /src/given"
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +41,13 @@ def test_the_text_as_it_is_has_none(text: str) -> None:
         (TRAINER, TRAINER + "ENV X=${BASE_IMAGE}\n", "ARG it again in this stage"),
         (TRAINER, f"{TRAINER}RUN set -eu; make -j $MAX_JOBS\n", "MAX_JOBS.*trainer"),
         (TRAINER, TRAINER + "ENV X=${TORCH_CUDA_ARCH_LIST}\n", "TORCH_CUDA_ARCH"),
-        ("ARG BASE_IMAGE\n", "", "BASE_IMAGE.*no ARG before the first FROM"),
+        ("ARG BASE_IMAGE=", "ARG BASE_IMAG=", "BASE_IMAGE.*no ARG before the first FROM"),
         ("FROM system AS compilable", "FROM ubuntu:24.04 AS compilable", "neither a stage above nor an image"),
         ("FROM compilable AS kernels", "FROM compilable AS kernels\nSHELL [\"/bin/bash\", \"-c\"]", "SHELL"),
-        ("RUN set -eu; \\\n    git init", "RUN <<EOF\nset -eu\nEOF\nRUN set -eu; \\\n    git init", "heredoc"),
+        (RUN, "RUN <<EOF\nset -eu\nEOF\n" + RUN, "heredoc"),
         ("COPY image.json", "COPY <<EOF /x\nEOF\nCOPY image.json", "heredoc"),
-        ("RUN set -eu; \\\n    git init", "RUN --mount=type=tmpfs,target=/tmp set -eu; \\\n    git init", "tmpfs"),
-        ("RUN set -eu; \\\n    git init", "RUN git init", "does not begin with `set -eu;`"),
+        (RUN, RUN.replace("RUN", "RUN --mount=type=tmpfs,target=/tmp"), "tmpfs"),
+        (RUN, RUN.replace("set -eu; ", ""), "does not begin with `set -eu;`"),
         ("--no-deps --no-build-isolation --wheel-dir", "--no-deps -no-build-isolation --wheel-dir", "pip: .-no-build"),
         ("--require-hashes", "--require-hash", r"'--require-hash'.*did you mean '--require-hashes'"),
         ("pip install --no-deps --no-index", "pip install --no-index", "without --no-deps"),
@@ -51,7 +57,7 @@ def test_the_text_as_it_is_has_none(text: str) -> None:
         ("--no-deps --no-index /src", "--no-deps git+https://x.org/y@main /src", r"git\+: not at a full commit sha"),
         ("--detach \"${VERL_SHA}\"", "--detach \"${BRANCH:-main}\"", "git clone into /src/verl: no full commit sha"),
         ("clone --quiet", "clone --branch main --quiet", "a branch moves"),
-        ("FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2", "FlashMLA nv_dev", "git fetch: 'nv_dev' is not a full"),
+        (f"{{FLASH_MLA_SOURCE}}\" {MLA}", "{FLASH_MLA_SOURCE}\" nv_dev", "git fetch: 'nv_dev' is not a full"),
         ("COPY kit ", "COPY kti ", r"COPY kti: not in the build's context"),
         ("COPY --from=kernels", "COPY --from=kernel", r"no such stage above.*did you mean 'kernels'"),
         ("COPY kit ", "ADD kit ", "ADD"),

@@ -64,7 +64,7 @@ def test_render_writes_a_context_and_says_how_to_build_it(
         (["show", "h10"], "HW='h10': no such name; known: "),
         (["show", "cpu", "--stack=pro"], "STACK='pro': no stack of that name for HW=cpu; allowed: cpu"),
         (["render", "gb200", "--set", "VERL_SHA=x"], "goes with --out DIR"),
-        (["render", "gb200", "--out", "{out}"], "BASE_IMAGE: not set"),
+        (["render", "gb200", "--out", "{out}"], "VERL_SHA: not set"),
         (["render", "cpu", "--out", "{out}", "--set", "BASE"], "'BASE' is not of the form key=value"),
         (["render", "h100", "--out", "{out}", "--set", "STACK=flash"], "STACK='flash': no stack of that name"),
         (["import", "x", "--image=a\nb.sqsh"], "IMAGE='a\\nb.sqsh': control characters"),

@@ -82,10 +82,10 @@ def test_the_hash_does_not_follow_how_it_is_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"BASE_IMAGE": ""}, r"BASE_IMAGE: not set; nvidia/cuda:13\S+@sha256:... is wanted; skopeo inspect"),
+        ({"BASE_IMAGE": "", "VERL_SHA": "", "STACK": "flash-sft"}, r"BASE_IMAGE: not set; nvcr.io\S+@sha256:... is "),
         ({"BASE_IMAGE": "nvidia/cuda:13.0.2"}, r"BASE_IMAGE='nvidia/cuda:13.0.2': without a digest"),
         ({"BASE_IMAGE": "a b"}, "not the name of an image"),
-        ({"VERL_SHA": ""}, r"VERL_SHA: not set; the full sha of a commit of \S+/verl that has 3dd97a0, 0bd668c"),
+        ({"VERL_SHA": ""}, r"VERL_SHA: not set; .*/verl that has 3dd97a0, 0bd668c.*image pins --hw h100` finds it"),
         ({"VERL_SHA": "main"}, r"VERL_SHA='main': not a full commit sha .*a branch moves"),
         ({"VERL_SHA": "0bd668c"}, r"VERL_SHA='0bd668c': not a full commit sha"),
         ({"VERL_SHA": SHA.upper().replace("1", "A")}, "not a full commit sha"),

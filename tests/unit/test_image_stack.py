@@ -82,11 +82,10 @@ def test_everything_has_a_reason_and_names_no_moving_thing(name: str) -> None:
     [
         (f"sha: {MLA}", "sha: nv_dev", "pro-grpo: git.flash-mla.sha='nv_dev': a full commit sha has 40"),
         (f"sha: {MLA}", "sha: b7643bd", "git.flash-mla.sha='b7643bd': a full"),
-        ("      variable: VERL_SHA\n", "", "git.verl.sha.*either a full commit sha, or the `variable`"),
+        ("variable: VERL_SHA\n", f"variable: VERL_SHA\n      sha: {MLA}\n", "git.verl.sha.*either a full commit sha"),
         ("{version: 0.29.0,", '{version: ">=0.29",', "index.vllm.version='>=0.29': one exact version"),
         ("    tilelang:", "    apex:", "index=.*'apex' is something else on the package index; take it from git"),
         ("    tilelang:", "    Deep_GEMM:", "index=.*'Deep_GEMM' is something else"),
-        ("digest: null", "digest: latest", "base.digest='latest': a digest is sha256:"),
         ("contains: [3dd97a0,", "contains: [main,", "git.verl.contains.0='main': a commit is"),
         ("contains: [3dd97a0,", "contians: [3dd97a0,", "git.verl.contians: no such key.*did you mean 'contains'"),
         ("role: compile", "role: build", "role='build': none of install, compile"),

@@ -26,12 +26,14 @@ RUN set -eu; \
 FROM system AS packages
 ARG TORCH_INDEX=""
 COPY requirements/cpu-torch.txt requirements/cpu-runtime.lock /opt/dsv4kit/requirements/
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} --requirement /opt/dsv4kit/requirements/cpu-torch.txt; \
     if ! grep -Eq '^cuda.* = None$' /opt/venv/lib/python3.11/site-packages/torch/version.py; then \
         echo "pip found a torch for CUDA; TORCH_INDEX has to name an index with CPU builds" >&2; exit 1; \
     fi
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/cpu-runtime.lock
 
 # The kit, and the proof. A run brings its own copy of the kit, which comes first; this one serves the checks.

@@ -26,32 +26,50 @@ RUN set -eu; \
 # Every package by version and hash: first what sdists are built with, and what is compiled with, ...
 FROM system AS compilable
 COPY requirements/build.txt /opt/dsv4kit/requirements/
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
 
 # ... then the rest.
 FROM compilable AS packages
 COPY requirements/packages.txt /opt/dsv4kit/requirements/
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 
 # Sources without kernels of their own.
 FROM system AS sources
 # megatron-core: the commit the SFT run was validated with.
+ARG MEGATRON_CORE_SOURCE=https://github.com/NVIDIA/Megatron-LM
+COPY sources/megatron-core /src/given/megatron-core
 RUN set -eu; \
-    git init --quiet /src/megatron-core; \
-    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
-    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+    if [ -d /src/given/megatron-core/tree ]; then \
+        rm -rf /src/megatron-core; \
+        mv /src/given/megatron-core/tree /src/megatron-core; \
+    else \
+        git init --quiet /src/megatron-core; \
+        git -C /src/megatron-core fetch --quiet --depth=1 "${MEGATRON_CORE_SOURCE}" ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
+        git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/megatron-core rev-parse HEAD)" = ed6b1f65502aec7f2fe27e14a1245c29e435c2a6; \
+    fi; \
     mkdir -p /src/shas; \
-    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
+    echo ed6b1f65502aec7f2fe27e14a1245c29e435c2a6 > /src/shas/megatron-core; \
     rm -rf /src/megatron-core/.git
 # megatron-bridge: #4131 (the Flash SFT recipes) of 11 June 2026, the first commit of main that also has #4271 (rope).
+ARG MEGATRON_BRIDGE_SOURCE=https://github.com/NVIDIA-NeMo/Megatron-Bridge
+COPY sources/megatron-bridge /src/given/megatron-bridge
 RUN set -eu; \
-    git init --quiet /src/megatron-bridge; \
-    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
-    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+    if [ -d /src/given/megatron-bridge/tree ]; then \
+        rm -rf /src/megatron-bridge; \
+        mv /src/given/megatron-bridge/tree /src/megatron-bridge; \
+    else \
+        git init --quiet /src/megatron-bridge; \
+        git -C /src/megatron-bridge fetch --quiet --depth=1 "${MEGATRON_BRIDGE_SOURCE}" 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
+        git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/megatron-bridge rev-parse HEAD)" = 3af343edc83e0352ca8c54acfb94766340fbfa2d; \
+    fi; \
     mkdir -p /src/shas; \
-    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
+    echo 3af343edc83e0352ca8c54acfb94766340fbfa2d > /src/shas/megatron-bridge; \
     rm -rf /src/megatron-bridge/.git
 
 # Whether all of it fits together, seen before an hour of compiling: what the models need, imports, verl's own checks.
@@ -86,29 +104,68 @@ ENV CUDA_HOME=/usr/local/cuda \
 # CUDA 13 keeps CUB, Thrust and libcu++ in a directory of their own.
 ENV CPATH=/usr/local/cuda/targets/sbsa-linux/include/cccl
 # fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
+ARG FAST_HADAMARD_TRANSFORM_SOURCE=https://github.com/Dao-AILab/fast-hadamard-transform
+COPY sources/fast-hadamard-transform /src/given/fast-hadamard-transform
+COPY wheels/fast-hadamard-transform /src/ready/fast-hadamard-transform
 RUN set -eu; \
-    git init --quiet /src/fast-hadamard-transform; \
-    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
-    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /wheels/fast-hadamard-transform; \
     mkdir -p /src/shas; \
-    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+    echo 1cc807efbd6cc001df359822d60bf6052dd66859 > /src/shas/fast-hadamard-transform; \
+    set -- /src/ready/fast-hadamard-transform/*.whl; \
+    if [ -e "$1" ]; then cp "$@" /wheels/fast-hadamard-transform/; exit 0; fi; \
+    if [ -d /src/given/fast-hadamard-transform/tree ]; then \
+        rm -rf /src/fast-hadamard-transform; \
+        mv /src/given/fast-hadamard-transform/tree /src/fast-hadamard-transform; \
+    else \
+        git init --quiet /src/fast-hadamard-transform; \
+        git -C /src/fast-hadamard-transform fetch --quiet --depth=1 "${FAST_HADAMARD_TRANSFORM_SOURCE}" 1cc807efbd6cc001df359822d60bf6052dd66859; \
+        git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/fast-hadamard-transform rev-parse HEAD)" = 1cc807efbd6cc001df359822d60bf6052dd66859; \
+    fi; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/fast-hadamard-transform /src/fast-hadamard-transform
 # flash-mla: as pro-grpo; offered on Blackwell (SET=kernels.dsa_fusion=True).
+ARG FLASH_MLA_SOURCE=https://github.com/deepseek-ai/FlashMLA
+ARG FLASH_MLA_CUTLASS_SOURCE=https://github.com/NVIDIA/cutlass
+COPY sources/flash-mla-cutlass /src/given/flash-mla-cutlass
+COPY sources/flash-mla /src/given/flash-mla
+COPY wheels/flash-mla /src/ready/flash-mla
 RUN set -eu; \
-    git init --quiet /src/flash-mla; \
-    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
-    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
-    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
+    mkdir -p /wheels/flash-mla; \
     mkdir -p /src/shas; \
-    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+    echo b7643bd54521f563b839b98289b5cd048c062ba2 > /src/shas/flash-mla; \
+    set -- /src/ready/flash-mla/*.whl; \
+    if [ -e "$1" ]; then cp "$@" /wheels/flash-mla/; exit 0; fi; \
+    if [ -d /src/given/flash-mla/tree ]; then \
+        rm -rf /src/flash-mla; \
+        mv /src/given/flash-mla/tree /src/flash-mla; \
+    else \
+        git init --quiet /src/flash-mla; \
+        git -C /src/flash-mla fetch --quiet --depth=1 "${FLASH_MLA_SOURCE}" b7643bd54521f563b839b98289b5cd048c062ba2; \
+        git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/flash-mla rev-parse HEAD)" = b7643bd54521f563b839b98289b5cd048c062ba2; \
+        test "$(git -C /src/flash-mla rev-parse HEAD:csrc/cutlass)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+    fi; \
+    if [ -d /src/given/flash-mla-cutlass/tree ]; then \
+        rm -rf /src/flash-mla/csrc/cutlass; \
+        mv /src/given/flash-mla-cutlass/tree /src/flash-mla/csrc/cutlass; \
+    else \
+        git init --quiet /src/flash-mla/csrc/cutlass; \
+        git -C /src/flash-mla/csrc/cutlass fetch --quiet --depth=1 "${FLASH_MLA_CUTLASS_SOURCE}" 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+        git -C /src/flash-mla/csrc/cutlass checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/flash-mla/csrc/cutlass rev-parse HEAD)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+    fi; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/flash-mla /src/flash-mla
+
+# What was compiled, alone: kept, and used again by another build with the same sources, torch and processor.
+FROM scratch AS wheels
+COPY --from=kernels /wheels /wheels
 
 # Everything that trains.
 FROM packages AS trainer
 COPY --from=kernels /wheels /src/wheels
 COPY --from=kernels /src/shas /opt/dsv4kit/shas
 RUN set -eu; \
-    pip install --no-deps --no-index /src/wheels/*.whl; \
+    pip install --no-deps --no-index /src/wheels/*/*.whl; \
     rm -rf /src/wheels
 COPY --from=sources /src /src
 RUN set -eu; \

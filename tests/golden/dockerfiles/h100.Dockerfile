@@ -5,7 +5,7 @@
 # nvidia/cuda:13.0.2-devel-ubuntu24.04, by its digest: CUDA 13.0 is what torch 2.13's wheels are built for; devel,
 # because DeepGEMM, FlashInfer and TileLang compile kernels while they run; without cuDNN, so that the wheel's is the
 # only one; glibc 2.39, which nvidia-resiliency-ext's wheel needs.
-ARG BASE_IMAGE
+ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
 
 # The distribution's packages, and the one environment everything goes into.
 FROM ${BASE_IMAGE} AS system
@@ -34,51 +34,89 @@ RUN set -eu; \
 # Every package by version and hash: first what sdists are built with, and what is compiled with, ...
 FROM system AS compilable
 COPY requirements/build.txt requirements/compile_with.txt /opt/dsv4kit/requirements/
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/compile_with.txt
+# A base without CUDA (plain Ubuntu) takes the compiler and headers of the lock, in the toolkit's own layout.
+RUN set -eu; \
+    if [ -e /usr/local/cuda ]; then exit 0; fi; \
+    cuda=/opt/venv/lib/python3.12/site-packages/nvidia/cu13; \
+    "${cuda}/bin/nvcc" --version; \
+    mkdir "${cuda}/targets"; \
+    ln -s .. "${cuda}/targets/x86_64-linux"; \
+    ln -s lib "${cuda}/lib64"; \
+    for library in "${cuda}"/lib/lib*.so.*; do \
+        name="${library%%.so.*}.so"; \
+        if [ ! -e "${name}" ]; then ln -s "${library##*/}" "${name}"; fi; \
+    done; \
+    ln -s "${cuda}" /usr/local/cuda
 
 # ... then the rest.
 FROM compilable AS packages
 COPY requirements/packages.txt /opt/dsv4kit/requirements/
-RUN set -eu; \
+RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
+    unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 
 # Sources without kernels of their own.
 FROM system AS sources
 # megatron-core: dev of 3 August 2026, which .dev.commit of Megatron-Bridge 0.6.0 names; a resume with the optimizer is
 # equal in both checkpoint formats, and of fd1121b8 fully_reshardable cannot be loaded (docs/fixes/optimizer-state.md).
+ARG MEGATRON_CORE_SOURCE=https://github.com/NVIDIA/Megatron-LM
+COPY sources/megatron-core /src/given/megatron-core
 RUN set -eu; \
-    git init --quiet /src/megatron-core; \
-    git -C /src/megatron-core fetch --quiet --depth=1 https://github.com/NVIDIA/Megatron-LM 43e45e13074f36da68b34c7a189cd997a01d1b41; \
-    git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+    if [ -d /src/given/megatron-core/tree ]; then \
+        rm -rf /src/megatron-core; \
+        mv /src/given/megatron-core/tree /src/megatron-core; \
+    else \
+        git init --quiet /src/megatron-core; \
+        git -C /src/megatron-core fetch --quiet --depth=1 "${MEGATRON_CORE_SOURCE}" 43e45e13074f36da68b34c7a189cd997a01d1b41; \
+        git -C /src/megatron-core checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/megatron-core rev-parse HEAD)" = 43e45e13074f36da68b34c7a189cd997a01d1b41; \
+    fi; \
     mkdir -p /src/shas; \
-    git -C /src/megatron-core rev-parse HEAD > /src/shas/megatron-core; \
+    echo 43e45e13074f36da68b34c7a189cd997a01d1b41 > /src/shas/megatron-core; \
     rm -rf /src/megatron-core/.git
 # megatron-bridge: tag v0.6.0, the series of the published GB200 runs (0.6.2, whose V4 provider is the same); all that
 # its provider sets is a field of Megatron-LM 43e45e13.
+ARG MEGATRON_BRIDGE_SOURCE=https://github.com/NVIDIA-NeMo/Megatron-Bridge
+COPY sources/megatron-bridge /src/given/megatron-bridge
 RUN set -eu; \
-    git init --quiet /src/megatron-bridge; \
-    git -C /src/megatron-bridge fetch --quiet --depth=1 https://github.com/NVIDIA-NeMo/Megatron-Bridge 51885cf132b2814188b6855c25a8588254274c2a; \
-    git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+    if [ -d /src/given/megatron-bridge/tree ]; then \
+        rm -rf /src/megatron-bridge; \
+        mv /src/given/megatron-bridge/tree /src/megatron-bridge; \
+    else \
+        git init --quiet /src/megatron-bridge; \
+        git -C /src/megatron-bridge fetch --quiet --depth=1 "${MEGATRON_BRIDGE_SOURCE}" 51885cf132b2814188b6855c25a8588254274c2a; \
+        git -C /src/megatron-bridge checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/megatron-bridge rev-parse HEAD)" = 51885cf132b2814188b6855c25a8588254274c2a; \
+    fi; \
     mkdir -p /src/shas; \
-    git -C /src/megatron-bridge rev-parse HEAD > /src/shas/megatron-bridge; \
+    echo 51885cf132b2814188b6855c25a8588254274c2a > /src/shas/megatron-bridge; \
     rm -rf /src/megatron-bridge/.git
 # verl: #8234 (start rank, for vLLM from 0.28 on) and #8235 (resume of an offloaded optimizer); no release has both.
+ARG VERL_SOURCE=https://github.com/verl-project/verl
 ARG VERL_SHA
+COPY sources/verl /src/given/verl
 RUN set -eu; \
     if ! expr "${VERL_SHA}" : '[0-9a-f]\{40\}$' > /dev/null; then \
         echo "VERL_SHA: a full commit sha is needed, not '${VERL_SHA}'" >&2; exit 1; \
     fi; \
-    git clone --quiet --no-checkout --filter=blob:none https://github.com/verl-project/verl /src/verl; \
-    git -C /src/verl checkout --quiet --detach "${VERL_SHA}"; \
-    for commit in 3dd97a0 0bd668c; do \
-        git -C /src/verl merge-base --is-ancestor "${commit}" HEAD || \
-            { echo "VERL_SHA: verl at ${VERL_SHA} is without ${commit}" >&2; exit 1; }; \
-    done; \
+    if [ -d /src/given/verl/tree ]; then \
+        mv /src/given/verl/tree /src/verl; \
+    else \
+        git clone --quiet --no-checkout --filter=blob:none "${VERL_SOURCE}" /src/verl; \
+        git -C /src/verl checkout --quiet --detach "${VERL_SHA}"; \
+        for commit in 3dd97a0 0bd668c; do \
+            git -C /src/verl merge-base --is-ancestor "${commit}" HEAD || \
+                { echo "VERL_SHA: verl at ${VERL_SHA} is without ${commit}" >&2; exit 1; }; \
+        done; \
+    fi; \
     mkdir -p /src/shas; \
-    git -C /src/verl rev-parse HEAD > /src/shas/verl; \
+    echo "${VERL_SHA}" > /src/shas/verl; \
     rm -rf /src/verl/.git
 
 # Whether all of it fits together, seen before an hour of compiling: what the models need, imports, verl's own checks.
@@ -119,33 +157,76 @@ RUN set -eu; \
         *libcudnn.so*) echo "BASE_IMAGE has a cuDNN of its own; take one without" >&2; exit 1 ;; \
     esac
 COPY requirements/compiled.txt /opt/dsv4kit/requirements/
+COPY wheels/packages /src/ready/packages
 RUN set -eu; \
-    pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels \
+    mkdir -p /wheels/packages; \
+    set -- /src/ready/packages/*.whl; \
+    if [ -e "$1" ]; then cp "$@" /wheels/packages/; exit 0; fi; \
+    pip wheel --no-deps --require-hashes --no-build-isolation --wheel-dir /wheels/packages \
         --requirement /opt/dsv4kit/requirements/compiled.txt
 # fast-hadamard-transform: tag v1.1.0; Megatron-Core's sparse attention imports it.
+ARG FAST_HADAMARD_TRANSFORM_SOURCE=https://github.com/Dao-AILab/fast-hadamard-transform
+COPY sources/fast-hadamard-transform /src/given/fast-hadamard-transform
+COPY wheels/fast-hadamard-transform /src/ready/fast-hadamard-transform
 RUN set -eu; \
-    git init --quiet /src/fast-hadamard-transform; \
-    git -C /src/fast-hadamard-transform fetch --quiet --depth=1 https://github.com/Dao-AILab/fast-hadamard-transform 1cc807efbd6cc001df359822d60bf6052dd66859; \
-    git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+    mkdir -p /wheels/fast-hadamard-transform; \
     mkdir -p /src/shas; \
-    git -C /src/fast-hadamard-transform rev-parse HEAD > /src/shas/fast-hadamard-transform; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/fast-hadamard-transform
+    echo 1cc807efbd6cc001df359822d60bf6052dd66859 > /src/shas/fast-hadamard-transform; \
+    set -- /src/ready/fast-hadamard-transform/*.whl; \
+    if [ -e "$1" ]; then cp "$@" /wheels/fast-hadamard-transform/; exit 0; fi; \
+    if [ -d /src/given/fast-hadamard-transform/tree ]; then \
+        rm -rf /src/fast-hadamard-transform; \
+        mv /src/given/fast-hadamard-transform/tree /src/fast-hadamard-transform; \
+    else \
+        git init --quiet /src/fast-hadamard-transform; \
+        git -C /src/fast-hadamard-transform fetch --quiet --depth=1 "${FAST_HADAMARD_TRANSFORM_SOURCE}" 1cc807efbd6cc001df359822d60bf6052dd66859; \
+        git -C /src/fast-hadamard-transform checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/fast-hadamard-transform rev-parse HEAD)" = 1cc807efbd6cc001df359822d60bf6052dd66859; \
+    fi; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/fast-hadamard-transform /src/fast-hadamard-transform
 # flash-mla: nv_dev of 30 April 2026, which Megatron-Bridge 0.6 is built with; fused sparse attention needs it.
+ARG FLASH_MLA_SOURCE=https://github.com/deepseek-ai/FlashMLA
+ARG FLASH_MLA_CUTLASS_SOURCE=https://github.com/NVIDIA/cutlass
+COPY sources/flash-mla-cutlass /src/given/flash-mla-cutlass
+COPY sources/flash-mla /src/given/flash-mla
+COPY wheels/flash-mla /src/ready/flash-mla
 RUN set -eu; \
-    git init --quiet /src/flash-mla; \
-    git -C /src/flash-mla fetch --quiet --depth=1 https://github.com/deepseek-ai/FlashMLA b7643bd54521f563b839b98289b5cd048c062ba2; \
-    git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
-    git -C /src/flash-mla submodule update --quiet --init --depth=1 csrc/cutlass; \
+    mkdir -p /wheels/flash-mla; \
     mkdir -p /src/shas; \
-    git -C /src/flash-mla rev-parse HEAD > /src/shas/flash-mla; \
-    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels /src/flash-mla
+    echo b7643bd54521f563b839b98289b5cd048c062ba2 > /src/shas/flash-mla; \
+    set -- /src/ready/flash-mla/*.whl; \
+    if [ -e "$1" ]; then cp "$@" /wheels/flash-mla/; exit 0; fi; \
+    if [ -d /src/given/flash-mla/tree ]; then \
+        rm -rf /src/flash-mla; \
+        mv /src/given/flash-mla/tree /src/flash-mla; \
+    else \
+        git init --quiet /src/flash-mla; \
+        git -C /src/flash-mla fetch --quiet --depth=1 "${FLASH_MLA_SOURCE}" b7643bd54521f563b839b98289b5cd048c062ba2; \
+        git -C /src/flash-mla checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/flash-mla rev-parse HEAD)" = b7643bd54521f563b839b98289b5cd048c062ba2; \
+        test "$(git -C /src/flash-mla rev-parse HEAD:csrc/cutlass)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+    fi; \
+    if [ -d /src/given/flash-mla-cutlass/tree ]; then \
+        rm -rf /src/flash-mla/csrc/cutlass; \
+        mv /src/given/flash-mla-cutlass/tree /src/flash-mla/csrc/cutlass; \
+    else \
+        git init --quiet /src/flash-mla/csrc/cutlass; \
+        git -C /src/flash-mla/csrc/cutlass fetch --quiet --depth=1 "${FLASH_MLA_CUTLASS_SOURCE}" 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+        git -C /src/flash-mla/csrc/cutlass checkout --quiet --detach FETCH_HEAD; \
+        test "$(git -C /src/flash-mla/csrc/cutlass rev-parse HEAD)" = 147f5673d0c1c3dcf66f78d677fd647e4a020219; \
+    fi; \
+    pip wheel --no-deps --no-build-isolation --wheel-dir /wheels/flash-mla /src/flash-mla
+
+# What was compiled, alone: kept, and used again by another build with the same sources, torch and processor.
+FROM scratch AS wheels
+COPY --from=kernels /wheels /wheels
 
 # Everything that trains.
 FROM packages AS trainer
 COPY --from=kernels /wheels /src/wheels
 COPY --from=kernels /src/shas /opt/dsv4kit/shas
 RUN set -eu; \
-    pip install --no-deps --no-index /src/wheels/*.whl; \
+    pip install --no-deps --no-index /src/wheels/*/*.whl; \
     rm -rf /src/wheels
 COPY --from=sources /src /src
 RUN set -eu; \

@@ -1,7 +1,7 @@
 # dsv4kit. `make help` lists what there is; variables go behind the target: make submit HW=cpu STEPS=24
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image pins sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-cluster test-e2e lint bench bench-bringup lock
+TARGETS := help setup setup-dev runtime plan doctor submit runs status report track logs explain checkpoints resume cancel export image pins sources data model test test-unit test-golden test-runtime test-megatron test-v4 test-image-gpu test-cluster test-e2e lint bench bench-bringup lock
 .PHONY: $(TARGETS)
 
 # What a shell has for other Pythons would replace packages of this one.
@@ -24,7 +24,7 @@ $(foreach v,$(CLI_VARIABLES),$(eval unexport $v))
 # The kit knows what its verbs take; the other targets take these.
 KIT_TARGETS := submit plan doctor runs status report track logs explain checkpoints resume cancel export image pins sources data model
 OWN_TARGETS := $(filter-out $(KIT_TARGETS),$(filter $(TARGETS),$(or $(MAKECMDGOALS),help)))
-OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4,$(OWN_TARGETS)), MEGATRON_BRIDGE)
+OWN_VARIABLES := PYTHON$(if $(filter runtime test test-runtime test-megatron test-v4,$(OWN_TARGETS)), TORCH_INDEX)$(if $(filter test-megatron test-v4 test-image-gpu,$(OWN_TARGETS)), MEGATRON_LM)$(if $(filter test-v4 test-image-gpu,$(OWN_TARGETS)), MEGATRON_BRIDGE)$(if $(filter test-image-gpu,$(OWN_TARGETS)), VERL)
 UNKNOWN := $(filter-out $(OWN_VARIABLES),$(CLI_VARIABLES))
 $(if $(and $(OWN_TARGETS),$(UNKNOWN)),$(error make $(firstword $(OWN_TARGETS)): unknown variable $(firstword $(UNKNOWN)); allowed: $(OWN_VARIABLES)))
 
@@ -118,6 +118,9 @@ test-megatron: setup-dev runtime  ## the plugin against a checkout of Megatron-L
 
 test-v4: setup-dev runtime  ## DeepSeek-V4 itself on a CPU: MEGATRON_LM=DIRECTORY MEGATRON_BRIDGE=DIRECTORY (docs/v4.md)
 	@DSV4KIT_MEGATRON_LM="$$DSV4KIT_MAKE_MEGATRON_LM" DSV4KIT_MEGATRON_BRIDGE="$$DSV4KIT_MAKE_MEGATRON_BRIDGE" $(VENV)/bin/python tests/v4/start.py -q
+
+test-image-gpu: setup-dev  ## pro-grpo's packages and early proof for real, without a GPU: MEGATRON_LM= MEGATRON_BRIDGE= VERL= (docs/images.md)
+	@DSV4KIT_MEGATRON_LM="$$DSV4KIT_MAKE_MEGATRON_LM" DSV4KIT_MEGATRON_BRIDGE="$$DSV4KIT_MAKE_MEGATRON_BRIDGE" DSV4KIT_VERL="$$DSV4KIT_MAKE_VERL" $(PYTEST) -s tests/image_gpu
 
 test-cluster: setup-dev  ## a real Slurm on this machine, stand-in trainers
 	@$(PYTEST) tests/cluster

@@ -228,7 +228,6 @@ def _facts(stack: Stack, hardware: Hardware, build_args: Mapping[str, str]) -> d
         "contains": {name: source.contains for name, source in stack.git.items() if source.contains},
         "imports": {name: needed.driver for name, needed in stack.imports.items()},
         "early": [name for name, needed in stack.imports.items() if needed.early],
-        "libraries": list(stack.libraries),
     }
 
 

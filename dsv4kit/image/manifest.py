@@ -37,23 +37,22 @@ _NO_DRIVER = (
     "cuda error: system has unsupported",
 )
 
-# argv: module, attribute or nothing.
-_IMPORT = "import importlib, sys; m = importlib.import_module(sys.argv[1]); sys.argv[2] and getattr(m, sys.argv[2])"
-_EVERY_MODULE = """
-import importlib, pathlib, sys
+# argv: module, attribute or nothing. torch first, as in whatever trains: it loads CUDA's libraries from their packages,
+# and Transformer Engine's own way of finding them fails beside a toolkit without cuBLAS.
+_TORCH = """
+import importlib, importlib.util, pathlib, sys
+if importlib.util.find_spec("torch"): import torch
+"""
+_IMPORT = f"""{_TORCH}
+m = importlib.import_module(sys.argv[1])
+sys.argv[2] and getattr(m, sys.argv[2])
+"""
+_EVERY_MODULE = f"""{_TORCH}
 package = importlib.import_module(sys.argv[1])
 for place in map(pathlib.Path, package.__path__):
     for file in sorted(place.rglob("*.py")):
         parts = file.relative_to(place).with_suffix("").parts
         importlib.import_module(".".join([sys.argv[1], *(part for part in parts if part != "__init__")]))
-"""
-# torch first: it brings the libraries of CUDA that others take for granted.
-_LOAD = """
-import ctypes, pathlib, sys, sysconfig
-import torch
-files = sorted(pathlib.Path(sysconfig.get_path("purelib")).rglob(sys.argv[1]))
-if not files: raise OSError(f"no file {sys.argv[1]} in any package")
-for file in files: ctypes.CDLL(str(file))
 """
 
 
@@ -96,11 +95,6 @@ def _import(name: str, environment: Mapping[str, str]) -> str | None:
     package = module.removesuffix(".*")
     code = _EVERY_MODULE if package != module else _IMPORT
     return _tried([code, package, attribute], environment)
-
-
-def load_library(name: str, stub: Path | None = None) -> Imported:
-    """Loads a library of an installed package, found by its file name, as `try_import` tries a module."""
-    return _outcome(lambda environment: _tried([_LOAD, name, ""], environment), True, stub)
 
 
 def _tried(words: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -169,9 +163,13 @@ def sha_problems(facts: Mapping[str, Any], shas: Mapping[str, str]) -> list[str]
 
 
 def _imports(facts: Mapping[str, Any], names: Iterable[str], stub: Path | None) -> dict[str, Imported]:
-    """How each import goes, and each library of the stack (`load X`)."""
-    found = {name: try_import(name, facts["imports"][name], stub) for name in names}
-    return found | {f"load {name}": load_library(name, stub) for name in facts.get("libraries", ())}
+    """How each import goes."""
+    return {name: try_import(name, facts["imports"][name], stub) for name in names}
+
+
+def _asked(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What every run of this recipe asks of the packages: replicas of DeepSeek-V4 have several data-parallel ranks."""
+    return {"data_parallel": 2} if facts["recipe"] == "grpo" and facts["device"] == "cuda" else {}
 
 
 def examine_early(directory: Path) -> list[str]:
@@ -182,7 +180,8 @@ def examine_early(directory: Path) -> list[str]:
     facts = json.loads((directory / "image.json").read_text(encoding="utf-8"))
     problems = []
     for model in probes.models(facts["hardware"], facts["recipe"]):
-        problems += [f"{model}, {facts['recipe']}: {line}" for line in needs.report(model, facts["recipe"])["missing"]]
+        lacking = needs.report(model, facts["recipe"], asked=_asked(facts))["missing"]
+        problems += [f"{model}, {facts['recipe']}: {line}" for line in lacking]
     imports = _imports(facts, facts["early"], driver_stub())
     problems += [f"import {name}: {tried.said}" for name, tried in imports.items() if tried.how == "fails"]
     problems += probes.feature_problems(facts["verl"])
@@ -206,7 +205,8 @@ def examine(directory: Path) -> tuple[dict[str, Any], list[str]]:
     problems += probes.feature_problems(facts["verl"])
     profiles, wrong = probes.profile_problems(facts["hardware"], facts["recipe"], facts["verl"], facts["device"])
     problems += wrong
-    needed = [needs.report(model, facts["recipe"]) for model in probes.models(facts["hardware"], facts["recipe"])]
+    models = probes.models(facts["hardware"], facts["recipe"])
+    needed = [needs.report(model, facts["recipe"], asked=_asked(facts)) for model in models]
     for report in needed:
         problems += [f"{report['model']}, {report['recipe']}: {line}" for line in report["missing"]]
     with as_driver(None if Path("/dev/nvidiactl").exists() else stub) as driver:

@@ -169,9 +169,6 @@ class Stack(Section):
         description="packages (`nvidia-*` stands for all that begin so) that are there when kernels are compiled; a new"
         " version of any other compiles nothing again",
     )
-    libraries: dict[str, str] = Field(
-        default={}, description="file name of a library that has to load, with all it asks for: why"
-    )
     metadata: dict[str, list[str]] = Field(default={}, description="sdist: what its own metadata would ask for")
     git: dict[str, GitSource] = Field(default={})
     imports: dict[str, Import]

@@ -223,3 +223,38 @@ cat {made} > "$3"
             self.made(tmp_path)
         assert programs.calls[-1] == "podman rm enroot.AbCd"
         assert self.left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "knows"),
+    [
+        ("buildah", "buildah version 1.23.1 (image-spec 1.0.1, runtime-spec 1.0.2-dev)", False),
+        ("buildah", "buildah version 1.28.2 (image-spec 1.1.0-rc2, runtime-spec 1.0.2-dev)", True),
+        ("podman", "podman version 3.4.4", False),
+        ("podman", "podman version 4.3.1", True),
+        ("docker", "Docker version 19.03.15, build 99e3ed8", False),
+        ("docker", "Docker version 28.1.1, build 4eba377", True),
+        ("docker", "who knows", False),
+    ],
+)
+def test_an_engine_is_given_cache_mounts_from_the_version_that_knows_them(
+    programs: Programs, tmp_path: Path, program: str, said: str, knows: bool
+) -> None:
+    programs.add(program, f"echo '{said}'")
+    kind = {found.program: found for found in engines.ENGINES}[program]
+    assert kind(tmp_path).knows_cache_mounts() is knows
+
+
+def test_a_build_may_end_with_an_earlier_stage(programs: Programs, tmp_path: Path) -> None:
+    programs.add("podman", "echo STEP 1/1: FROM x")
+    build = engine.Build(Path("/ctx"), Path("/ctx/Dockerfile"), "localhost/a:1", os.uname().machine, target="wheels")
+    engines.choose("podman", tmp_path).build(build, tmp_path / "log", Progress(print))
+    assert "--force-rm --target=wheels --tag=localhost/a:1" in programs.calls[-1]
+
+
+def test_of_a_killed_build_only_our_own_containers_are_removed_where_the_storage_is_everybodys(
+    programs: Programs, tmp_path: Path
+) -> None:
+    programs.add("podman", "case $1 in ps) echo theirs dsv4kit-reading-1 ;; esac")
+    assert engines.choose("podman", tmp_path).prepare() == ["dsv4kit-reading-1"]
+    assert [call for call in programs.calls if " rm" in call] == ["podman rm dsv4kit-reading-1"]

@@ -69,12 +69,18 @@ def test_a_package_that_loads_its_parts_late_is_walked(tmp_path: Path, monkeypat
     assert "not_there_at_all" in manifest.try_import("lazy.*", False).said
 
 
-def test_a_library_that_is_in_no_package_is_named(module) -> None:  # type: ignore[no-untyped-def]
+def test_torch_comes_first_where_there_is_one(module) -> None:  # type: ignore[no-untyped-def]
     """The planted torch stands in for the real one, which this Python does not have."""
-    module("")
+    module("import sys; assert 'torch' in sys.modules")
+    assert manifest.try_import("planted", False).how == "fails"
     (Path(os.environ["PYTHONPATH"]) / "torch.py").touch()
-    tried = manifest.load_library("libnot_there.so")
-    assert (tried.how, "no file libnot_there.so in any package" in tried.said) == ("fails", True)
+    assert manifest.try_import("planted", False).how == "works"
+
+
+def test_replicas_of_grpo_have_several_ranks_so_a_verl_without_8234_is_asked_about() -> None:
+    assert manifest._asked({"recipe": "grpo", "device": "cuda"}) == {"data_parallel": 2}
+    assert manifest._asked({"recipe": "sft", "device": "cuda"}) == {}
+    assert manifest._asked({"recipe": "grpo", "device": "cpu"}) == {}
 
 
 def test_what_is_known_before_compiling_ends_the_build_then(

@@ -40,7 +40,8 @@ RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set
 RUN --mount=type=cache,id=dsv4kit-pip,target=/root/.cache/pip,sharing=locked set -eu; \
     unset PIP_NO_CACHE_DIR; \
     pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/compile_with.txt
-# A base without CUDA (plain Ubuntu) takes the compiler and headers of the lock, in the toolkit's own layout.
+# A base without CUDA (plain Ubuntu) takes the compiler and headers of the lock, in the toolkit's own layout, with its stub
+# of the driver (every function says 34, CUDA_ERROR_STUB_LIBRARY), which is linked against, and proved with.
 RUN set -eu; \
     if [ -e /usr/local/cuda ]; then exit 0; fi; \
     cuda=/opt/venv/lib/python3.12/site-packages/nvidia/cu13; \
@@ -48,6 +49,12 @@ RUN set -eu; \
     mkdir "${cuda}/targets"; \
     ln -s .. "${cuda}/targets/x86_64-linux"; \
     ln -s lib "${cuda}/lib64"; \
+    mkdir "${cuda}/lib/stubs"; \
+    grep -ohE '\bcu[A-Z][A-Za-z0-9_]*\b' "${cuda}/include/cuda.h" > /tmp/stub.c; \
+    sort -u -o /tmp/stub.c /tmp/stub.c; \
+    sed -i 's/.*/int &(void) { return 34; }/' /tmp/stub.c; \
+    gcc -shared -fPIC -w -Wl,-soname,libcuda.so.1 /tmp/stub.c -o "${cuda}/lib/stubs/libcuda.so"; \
+    rm /tmp/stub.c; \
     for library in "${cuda}"/lib/lib*.so.*; do \
         name="${library%%.so.*}.so"; \
         if [ ! -e "${name}" ]; then ln -s "${library##*/}" "${name}"; fi; \

@@ -76,6 +76,9 @@ def run(arguments: Sequence[str]) -> int:
     for word in words:
         if not word.isascii() and any("\ud800" <= letter <= "\udfff" for letter in word):
             raise UserError(f"{word!a}: not UTF-8; it could stand neither in a run's files nor in its scripts")
+    if not words:
+        build_parser().print_help()
+        return 2
     args = build_parser().parse_args(words)
     status: int = _module(args.verb).run(args)
     return status

@@ -91,6 +91,8 @@ def load_site(name: str) -> Site:
     from dsv4kit.config.site import Site
 
     path = Path(name) if name.endswith((".yaml", ".yml")) else find("sites", name, "SITE")
+    if not path.exists():
+        raise UserError(f"SITE={name!r}: no such file; there are examples in {SITES}")
     tree = load_yaml(path)
     return validate(Site, tree, dict.fromkeys([*_dotted(tree), *Site.model_fields], _shown(path)))
 

@@ -290,3 +290,11 @@ def test_nothing_it_writes_can_be_written_by_everybody(before: int, after: int) 
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout.splitlines()[-1]) == after
+
+
+def test_without_a_verb_all_of_them_are_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["dsv4kit"])
+    assert main.main() == 2
+    assert "start a run" in capsys.readouterr().out

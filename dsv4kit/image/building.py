@@ -13,15 +13,16 @@ from pathlib import Path
 from dsv4kit import locking
 from dsv4kit.config.cache import cache_dir
 from dsv4kit.config.loading import hardware_of
+from dsv4kit.config.schema import Hardware
 from dsv4kit.errors import UserError
 from dsv4kit.image import base, host_settings, importing, record, space, wheels
-from dsv4kit.image.context import BuildContext, without_cache_mounts, write_context
+from dsv4kit.image.context import BuildContext, without_cache_mounts, write_stack
 from dsv4kit.image.engine import Build, Engine, remove_tree
 from dsv4kit.image.engines import choose
 from dsv4kit.image.progress import Progress
 from dsv4kit.image.record import Record
 from dsv4kit.image.render import architecture_of
-from dsv4kit.image.stack import stack_for
+from dsv4kit.image.stack import Stack, stack_for
 
 _BINFMT = Path("/proc/sys/fs/binfmt_misc")
 
@@ -63,7 +64,7 @@ def make(request: BuildRequest, progress: Progress) -> Built:
     if not variables.get("BASE_IMAGE") and stack.base.digest is None and base.suite_of(stack.base.image):
         variables["BASE_IMAGE"] = base.local_name(stack.base.image, architecture)
     local_base = base.image_of(variables.get("BASE_IMAGE", ""))
-    with context_of(request.hardware, variables) as context:
+    with context_of(stack, machine, variables) as context:
         out = (request.out or default_path(context)).absolute()
         if found := reusable(out, context):
             return Built(out, found, reused=True)
@@ -164,12 +165,12 @@ def one_at_a_time(progress: Progress) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def context_of(hardware: str, variables: Mapping[str, str]) -> Iterator[BuildContext]:
+def context_of(stack: Stack, machine: Hardware, variables: Mapping[str, str]) -> Iterator[BuildContext]:
     """The build's context, for as long as it is needed."""
     directory().mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="context-", dir=directory()))
     try:
-        yield write_context(hardware, made, variables)
+        yield write_stack(stack, machine, made, variables)
     finally:
         remove_tree(made)
 

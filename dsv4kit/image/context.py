@@ -59,13 +59,12 @@ def write_context(hardware: str, directory: Path, variables: Mapping[str, str]) 
     know them; NAME_SOURCE=PLACE of a repository (`Stack.repositories`); STACK, MAX_JOBS, NVCC_THREADS, TORCH_INDEX
     where they are wanted. Raises UserError for what is missing or not exact, before anything is written.
     """
-    said = {name: value for name, value in variables.items() if value}
-    stack = stack_for(hardware, said.pop("STACK", None))
-    return write_stack(stack, hardware_of(hardware), directory, said)
+    return write_stack(stack_for(hardware, variables.get("STACK") or None), hardware_of(hardware), directory, variables)
 
 
-def write_stack(stack: Stack, machine: Hardware, directory: Path, said: Mapping[str, str]) -> BuildContext:
-    """`write_context` for a stack that need not stand in containers/stack.yaml."""
+def write_stack(stack: Stack, machine: Hardware, directory: Path, variables: Mapping[str, str]) -> BuildContext:
+    """`write_context` for a stack that is known already, and need not stand in containers/stack.yaml."""
+    said = {name: value for name, value in variables.items() if value and name != "STACK"}
     hardware = machine.name
     build_args = _build_args(stack, machine, said)
     compiled = wheels.keys(stack, machine, architecture_of(machine), build_args["BASE_IMAGE"])

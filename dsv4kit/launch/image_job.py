@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dsv4kit.config.site import Site
 from dsv4kit.errors import UserError
 from dsv4kit.image import building, contents, host_settings, importing, record, script, space, squashfs
 from dsv4kit.image.building import BuildRequest, Built
-from dsv4kit.image.context import BuildContext, write_context
+from dsv4kit.image.context import BuildContext, write_stack
 from dsv4kit.image.engine import remove_tree
 from dsv4kit.image.progress import Progress, reason, step_of
 from dsv4kit.image.stack import Stack, stack_for
@@ -55,12 +55,17 @@ def make(request: BuildRequest, site: Site, time_limit: str, slurm: Slurm, progr
     _require_all(request, stack, site, slurm)
     building.directory().mkdir(parents=True, exist_ok=True)
     variables = {**request.variables, **_base_file(request)}
-    with building.context_of(request.hardware, variables) as context:
+    machine = hardware_of(request.hardware)
+    with building.context_of(stack, machine, variables) as context:
         out = (request.out or building.default_path(context)).absolute()
         if found := building.reusable(out, context):
             return Built(out, found, reused=True)
         importing.check_writable(out)
-        job = _going_on(context, out, slurm) or _submit(context, variables, out, site, time_limit, slurm, progress)
+
+        def write(directory: Path) -> BuildContext:
+            return write_stack(stack, machine, directory, variables)
+
+        job = _going_on(context, out, slurm) or _submit(context, write, out, site, time_limit, slurm, progress)
     _wait(job, slurm, progress)
     return Built(out, _finish(job, context, progress), reused=False)
 
@@ -150,7 +155,7 @@ def _status(job: Job) -> str | None:
 
 def _submit(
     context: BuildContext,
-    variables: Mapping[str, str],
+    write: Callable[[Path], BuildContext],
     out: Path,
     site: Site,
     time_limit: str,
@@ -164,7 +169,7 @@ def _submit(
     remove_tree(directory)
     (directory / "result").mkdir(parents=True)
     os.chmod(directory, 0o700)
-    inside = write_context(context.hardware, directory / "context", variables)
+    inside = write(directory / "context")
     arguments = {name: value for name, value in inside.build_args.items() if value}
     text = script.render(
         inside.dockerfile.read_text(encoding="utf-8"),

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from dsv4kit import packages
-from dsv4kit.config.loading import load_settings
+from dsv4kit.config.loading import hardware_of, load_settings
 from dsv4kit.errors import UserError
 from dsv4kit.feasibility import image_rules
 from dsv4kit.feasibility.case import ImageFacts
 from dsv4kit.image import base, building, contents, host_settings, importing, progress, record, space, squashfs
 from dsv4kit.image.manifest import FORMAT
 from dsv4kit.image.progress import Progress, reason, run_logged, step_of
+from dsv4kit.image.stack import stack_for
 
 CONFIG = squashfs.ImageConfig(
     architecture="x86_64",
@@ -375,9 +376,8 @@ class TestMake:
         return building.make(building.BuildRequest("cpu", out=out), Progress(print))
 
     def test_one_that_is_there_is_used_again_without_any_engine(self, tmp_path: Path) -> None:
-        with building.context_of(
-            "cpu", {"BASE_IMAGE": base.local_name("debian:bookworm", platform.machine())}
-        ) as context:
+        variables = {"BASE_IMAGE": base.local_name("debian:bookworm", platform.machine())}
+        with building.context_of(stack_for("cpu"), hardware_of("cpu"), variables) as context:
             out = building.default_path(context)
         (tmp_path / "part").write_text("image")
         known = {"source": "s", "architecture": platform.machine(), "written_by": "w"}

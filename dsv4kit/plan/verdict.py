@@ -20,6 +20,10 @@ Word = Literal["fit", "tight", "no"]
 _ORDER: tuple[Word, ...] = ("fit", "tight", "no")
 _FULLY_RESHARDABLE_LIMIT = 0.5e12
 _CROWDED = 0.9
+# verl #8383 on Pro, for responses of 8192 and for loading Megatron shards on 80 GB.
+_ADVISED_EP = 16
+_SMALL_GPU_GIB = 90
+_TRILLION = 1e12
 
 
 class Verdict(NamedTuple):
@@ -148,6 +152,14 @@ def _warnings(q: Question, segment: SegmentPlan, nodes: Sequence[NodeMemory]) ->
             "checkpoints without the optimizer's state lose precision at every segment boundary; with it"
             " (checkpoint.contents=[model,optimizer,extra]) nothing is lost"
         )
+    if q.recipe == "grpo" and q.hardware.hbm_gib < _SMALL_GPU_GIB and q.parallel.expert < _ADVISED_EP:
+        why = ["responses of 8192"] * (q.work.response_tokens >= 8192) + ["DIST_CKPT_PATH"] * q.dist_checkpoint
+        if why and geo.totals(q.geometry).main > _TRILLION:
+            found.append(
+                f"upstream advises EP{_ADVISED_EP} for {' and '.join(why)} on GPUs of 80 GB, this has"
+                f" EP{q.parallel.expert}; with fewer pipeline stages the GPUs stay the same:"
+                f' SET="parallel.actor.expert_parallel_size={_ADVISED_EP} parallel.actor.pipeline_parallel_size=16"'
+            )
     env = dict(q.env)
     if q.hardware.nvlink_domain_gpus > q.parallel.gpus_per_node and env.get("NCCL_CUMEM_ENABLE") == "0":
         found.append("NCCL_CUMEM_ENABLE=0 turns NVLink between nodes off, silently (NCCL mnnvl.cc)")

@@ -10,6 +10,7 @@ import pytest
 
 from dsv4kit.cli import main
 from dsv4kit.config.loading import HERE, Override, combinations, load_settings, load_site, load_yaml
+from dsv4kit.config.paths import ROOT
 from dsv4kit.config.schema import Settings
 from dsv4kit.config.tree import leaves
 from dsv4kit.errors import UserError
@@ -405,3 +406,44 @@ def test_memory_of_a_node_is_said_by_a_setting_or_computed_and_never_more_than_i
     assert needed_gib(full, plan) == plan.memory.fullest_node.limit_gb * 1e9 / 2**30
     with pytest.raises(UserError, match=r"hardware\.min_memory_gib: not set, and the planner cannot compute it"):
         needed_gib(full, None)
+
+
+@pytest.mark.parametrize("hardware", ["gb200", "gb300"])
+def test_a_second_proxy_has_the_pipeline_the_optimizer_and_the_length_of_the_full_profile(hardware: str) -> None:
+    words = [("schedule.nodes", 8), ("parallel.actor.pipeline_parallel_size", 2), ("data.max_response_length", 8192)]
+    words += [("optimizer.precision_aware", False)]
+    overrides = [Override(key, value, "docs/profiles.md") for key, value in words]
+    settings = load_settings(hardware, "dsv4-pro-4l", "grpo", overrides).settings
+    assert plan_of(settings).verdict.verdict == "fit"
+    assert list(refusals(Case(settings, {}, load_site("sandbox")))) == []
+    text = (ROOT / "docs" / "profiles.md").read_text()
+    assert all(f"{key}={str(value).lower()}" in text for key, value in words[1:])
+
+
+@pytest.mark.parametrize(
+    ("hardware", "changes", "named"),
+    [
+        ("h100", {}, None),
+        ("h100", {"data.max_response_length": 8192}, "responses of 8192 on"),
+        ("h100", {"checkpoint.dist_checkpoint_path": "/shards"}, "DIST_CKPT_PATH on"),
+        ("h100", {"data.max_response_length": 8192, "checkpoint.dist_checkpoint_path": "/shards"}, "8192 and DIST"),
+        ("h200", {"parallel.actor.expert_parallel_size": 8}, None),
+        (
+            "h100",
+            {
+                "data.max_response_length": 8192,
+                "parallel.actor.expert_parallel_size": 16,
+                "parallel.actor.pipeline_parallel_size": 16,
+            },
+            None,
+        ),
+    ],
+)
+def test_on_80_gb_long_responses_and_shards_name_ep16(
+    hardware: str, changes: dict[str, object], named: str | None
+) -> None:
+    overrides = [Override(key, value, "test") for key, value in changes.items()]
+    plan = plan_of(load_settings(hardware, "dsv4-pro", "grpo", overrides).settings)
+    said = [line for line in plan.verdict.warnings if "upstream advises EP16" in line]
+    assert bool(said) == (named is not None)
+    assert named is None or named in said[0]

@@ -148,9 +148,13 @@ def _configure(found: Instruction, made: _Made, lasts: bool) -> Iterator[str]:
 
 def _run(found: Instruction) -> Iterator[str]:
     """A shell of its own, as in a build; its lines were joined with backslashes, which it does not need."""
-    for mount in filter(None, [found.flags.get("mount")]):
-        if "type=cache" not in mount:
+    cached = None
+    if mount := found.flags.get("mount"):
+        words = dict(word.partition("=")[::2] for word in mount.split(","))
+        cached = words.get("target")
+        if words.get("type") != "cache" or not cached:
             raise UserError(f"Dockerfile, line {found.line}: --mount={mount} cannot be done in a script")
+        yield f"cache {shlex.quote(words.get('id', 'cache'))} {shlex.quote(cached)}"
     first, *rest = found.text.rstrip().splitlines()
     lines = [first.rstrip(), *(line.rstrip().removeprefix("    ") for line in rest)]
     yield "("
@@ -158,6 +162,8 @@ def _run(found: Instruction) -> Iterator[str]:
         goes_on = number < len(lines) and line and not line.endswith((";", "&&", "||", "{", "|", "(", " in", " do"))
         yield f"  {line} \\" if goes_on else f"  {line}"
     yield ")"
+    if cached:
+        yield f"rm {shlex.quote(cached)}"
 
 
 def _copy(found: Instruction) -> str:

@@ -57,6 +57,13 @@ keep() {
   done
 }
 
+# cache ID DIRECTORY: the step's cache lies with the build's temporary files and not in the image.
+cache() {
+  mkdir -p "$work/cache/$1" "${2%/*}"
+  rm -rf -- "$2"
+  ln -s "$work/cache/$1" "$2"
+}
+
 # missing PATH...: of each path the topmost part that is not there.
 missing() {
   local path part parent
@@ -102,17 +109,21 @@ step 1 'RUN set -eu; export DEBIAN_FRONTEND=noninteractive; apt-get update;...'
 step 2 'COPY requirements/build.txt requirements/compile_with.txt /opt/dsv4...'
 copy "$context" /opt/dsv4kit/requirements/ requirements/build.txt requirements/compile_with.txt
 step 3 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
+cache dsv4kit-pip /root/.cache/pip
 (
   set -eu;
   unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --requirement /opt/dsv4kit/requirements/build.txt
 )
+rm /root/.cache/pip
 step 4 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
+cache dsv4kit-pip /root/.cache/pip
 (
   set -eu;
   unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/compile_with.txt
 )
+rm /root/.cache/pip
 step 5 'RUN set -eu; if [ -e /usr/local/cuda ]; then exit 0; fi; cuda=/opt/...'
 (
   set -eu;
@@ -139,11 +150,13 @@ step 5 'RUN set -eu; if [ -e /usr/local/cuda ]; then exit 0; fi; cuda=/opt/...'
 step 6 'COPY requirements/packages.txt /opt/dsv4kit/requirements/'
 copy "$context" /opt/dsv4kit/requirements/ requirements/packages.txt
 step 7 'RUN set -eu; unset PIP_NO_CACHE_DIR; pip install --no-deps --requir...'
+cache dsv4kit-pip /root/.cache/pip
 (
   set -eu;
   unset PIP_NO_CACHE_DIR;
   pip install --no-deps --require-hashes --no-build-isolation --requirement /opt/dsv4kit/requirements/packages.txt
 )
+rm /root/.cache/pip
 
 # Stage sources.
 mapfile -t own < <(missing /src /src/given/megatron-core /src/given/megatron-bridge /src/given/verl)

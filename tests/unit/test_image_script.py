@@ -60,6 +60,15 @@ def test_a_directory_is_copied_by_its_content_a_file_to_its_name(tmp_path: Path)
     assert found == ["both/e/f", "both/g", "x/e/f", "y/g", "z"]
 
 
+def test_a_cache_serves_the_steps_that_ask_for_it_and_is_not_in_the_image(tmp_path: Path) -> None:
+    mount = "RUN --mount=type=cache,id=pip,target=/R/.cache/pip,sharing=locked"
+    done = ran(tmp_path, f"{BASE}{mount} echo kept > /R/.cache/pip/x\n{mount} cp /R/.cache/pip/x /R/y\n")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "root" / "y").read_text() == "kept\n"
+    assert not (tmp_path / "root" / ".cache" / "pip").is_symlink()
+    assert (tmp_path / "work" / "cache" / "pip" / "x").exists()
+
+
 def test_a_step_that_fails_ends_the_build_at_once(tmp_path: Path) -> None:
     done = ran(tmp_path, BASE + "RUN set -eu; \\\n    false; \\\n    true\nRUN touch /R/after\n")
     assert done.returncode != 0
